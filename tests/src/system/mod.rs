@@ -3,6 +3,7 @@
 //!
 //! Nothing of it is kept: the disk is written to a copy that goes with the process.
 
+pub mod node;
 mod payload;
 
 use std::fs::File;
@@ -12,9 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpStream, UnixStream};
 
 use crate::daemon::temp_dir;
 use crate::wait::wait_for;
@@ -43,6 +45,8 @@ pub const SHORT: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(20);
 /// Memory, MiB: for agents, and guests in it.
 const MEMORY_MIB: u32 = 3072;
+/// Where its hypervisor listens, in its folder.
+const QMP_SOCKET: &str = "qmp";
 /// Disks that nobody uses, and the size of each, bytes.
 const SPARE_DISKS: u64 = 4;
 const SPARE_BYTES: u64 = 256 * 1024 * 1024;
@@ -185,6 +189,37 @@ impl System {
         cable.far.send(frame).expect("the machine runs");
     }
 
+    /// Pulls one of the spare disks out.
+    ///
+    /// # Panics
+    /// If its hypervisor refuses.
+    pub async fn pull_spare(&self, number: u64) {
+        let talk = async {
+            let stream = UnixStream::connect(self.dir.path().join(QMP_SOCKET)).await?;
+            let (reader, mut writer) = stream.into_split();
+            let mut lines = BufReader::new(reader).lines();
+            let pull = json!({ "execute": "device_del", "arguments": { "id": format!("pulled{number}") } });
+            for command in [json!({ "execute": "qmp_capabilities" }), pull] {
+                writer.write_all(format!("{command}\n").as_bytes()).await?;
+                // A greeting and events may come before the answer.
+                loop {
+                    let line = lines.next_line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+                    let said: Value = serde_json::from_str(&line).map_err(io::Error::other)?;
+                    if said.get("error").is_some() {
+                        return Err(io::Error::other(line));
+                    }
+                    if said.get("return").is_some() {
+                        break;
+                    }
+                }
+            }
+            Ok(())
+        };
+        let pulled: io::Result<()> =
+            tokio::time::timeout(SHORT, talk).await.expect("its hypervisor answers");
+        pulled.expect("the disk can be pulled out");
+    }
+
     /// What it printed on its serial line.
     #[must_use]
     pub fn console(&self) -> String {
@@ -257,6 +292,7 @@ fn arguments(guest: &Path, dir: &Path, port: u16) -> Vec<String> {
     let kernel = "root=/dev/nvme0n1 rw console=ttyS0 panic=-1 quiet module_blacklist=kvm_amd \
                   cloud-init=disabled";
     pair("-append", kernel.to_owned());
+    pair("-qmp", format!("unix:{},server=on,wait=off", path(dir.join(QMP_SOCKET))));
     pair("-serial", format!("file:{}", path(dir.join("console"))));
     pair("-netdev", format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{SCRIPT_PORT}"));
     let root = path(guest.join("disk.raw"));
@@ -268,7 +304,11 @@ fn arguments(guest: &Path, dir: &Path, port: u16) -> Vec<String> {
     for number in 0..SPARE_DISKS {
         let spare = path(dir.join(format!("spare{number}.raw")));
         pair("-drive", format!("if=none,id=spare{number},format=raw,file={spare}"));
-        pair("-device", format!("virtio-blk-pci,drive=spare{number},serial=spare{number}"));
+        // Behind a port of its own it can be pulled out.
+        let chassis = number + 1;
+        pair("-device", format!("pcie-root-port,id=bay{number},chassis={chassis},slot={chassis}"));
+        let name = format!("drive=spare{number},serial=spare{number},id=pulled{number}");
+        pair("-device", format!("virtio-blk-pci,bus=bay{number},{name}"));
     }
     args
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::node::{LONG, Node};
+use muster_tests::system::node::{LONG, Node};
 
 /// Disks apart from what the agent keeps, as on a node whose system disk may be replaced.
 const APART: &str = "sed -i '1i storage_dir = \"/var/lib/muster-vms\"' /etc/muster/agent.toml

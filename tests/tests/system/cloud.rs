@@ -11,7 +11,7 @@ use muster_tests::system::{free_port, guest_folder};
 use muster_tests::wait::wait_for;
 use serde_json::json;
 
-use crate::node::LONG;
+use muster_tests::system::node::LONG;
 
 /// Longest wait for one `ssh`.
 const ANSWER: Duration = Duration::from_secs(90);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use crate::node::{LONG, Node};
+use muster_tests::system::node::{LONG, Node};
 
 const MIB: u64 = 1024 * 1024;
 /// How long CPU time is counted, seconds.

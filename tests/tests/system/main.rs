@@ -5,7 +5,6 @@ mod adoption;
 mod cloud;
 mod limits;
 mod nic_tags;
-mod node;
 mod power;
 mod service;
 mod shutdown;

@@ -4,7 +4,7 @@
 use muster_tests::system::{CABLE_MAC, SHORT, System};
 use serde_json::json;
 
-use crate::node::{LONG, Node, parse};
+use muster_tests::system::node::{LONG, Node, parse};
 
 /// The test is what is at the other end: nobody gives the interface an address.
 const PREPARE: &str = "set -eu

@@ -8,7 +8,7 @@ use muster_tests::daemon::fresh_uuid;
 use muster_tests::system::SHORT;
 use serde_json::{Value, json};
 
-use crate::node::{LONG, Node, parse};
+use muster_tests::system::node::{LONG, Node, parse};
 
 /// Kinds of tasks, and what has to be done before a VM is as each wants it.
 const KINDS: [(&str, &[&str]); 11] = [

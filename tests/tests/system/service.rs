@@ -3,7 +3,7 @@
 use muster_tests::system::SHORT;
 use serde_json::{Value, json};
 
-use crate::node::{LONG, Node};
+use muster_tests::system::node::{LONG, Node};
 
 #[tokio::test]
 async fn units_come_up_and_the_node_runs_a_machine() {

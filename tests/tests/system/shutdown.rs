@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::node::{LONG, Node, console};
+use muster_tests::system::node::{LONG, Node, console};
 
 /// Until systemd is up again, with all that leaves before.
 const RESTART: Duration = Duration::from_secs(420);

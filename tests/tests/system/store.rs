@@ -3,7 +3,7 @@
 
 use muster_tests::system::System;
 
-use crate::node::{LONG, Node};
+use muster_tests::system::node::{LONG, Node};
 
 const DATA: &str = "/var/lib/private/muster-coordinator";
 /// Whose file system fails.

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::node::{LONG, Node};
+use muster_tests::system::node::{LONG, Node};
 
 /// A bridge that keeps VLANs apart, with a port that leads to another host, which is in VLANs 7 and 8.
 const NETWORK: &str = "set -eu

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use muster_tests::daemon::fresh_uuid;
-use muster_tests::system::{SHORT, System};
-use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
 
+use super::{SHORT, System};
+use crate::daemon::fresh_uuid;
+use crate::wait::wait_for;
+
 /// For what takes a moment on a machine of its own, and minutes in an emulated one.
-pub(crate) const LONG: Duration = Duration::from_secs(300);
+pub const LONG: Duration = Duration::from_secs(300);
 
 /// As the README says it, from the payload's disk.
 const INSTALL: &str = "set -eu
@@ -25,19 +26,27 @@ systemctl start muster-coordinator muster-agent muster-guests-shutdown muster-gu
 
 /// The node.
 #[derive(Debug)]
-pub(crate) struct Node {
-    pub(crate) system: System,
-    pub(crate) server: String,
+pub struct Node {
+    /// The machine.
+    pub system: System,
+    /// The UUID under which the coordinator knows it.
+    pub server: String,
 }
 
 impl Node {
     /// Installs everything on a fresh machine; returns when VMs can be made there.
-    pub(crate) async fn start() -> Self {
+    ///
+    /// # Panics
+    /// If it fails.
+    pub async fn start() -> Self {
         Self::install(System::start().await).await
     }
 
     /// Installs everything on this one.
-    pub(crate) async fn install(system: System) -> Self {
+    ///
+    /// # Panics
+    /// If it fails.
+    pub async fn install(system: System) -> Self {
         let ran = system.try_run(INSTALL, LONG).await.expect("the machine answers");
         assert_eq!(ran.code, 0, "{ran:#?}\n{}", log(&system).await);
         let server = usable(&system).await["uuid"].as_str().expect("a uuid").to_owned();
@@ -50,7 +59,10 @@ impl Node {
 
     /// Makes a VM whose system is the image `button` or `busy`, with further properties; returns
     /// when that is up.
-    pub(crate) async fn create(&self, alias: &str, image: &str, wishes: &Value) -> String {
+    ///
+    /// # Panics
+    /// If it fails.
+    pub async fn create(&self, alias: &str, image: &str, wishes: &Value) -> String {
         let image = parse(&self.system.run(&format!("muster image get {image} -o json")).await);
         let vm = fresh_uuid();
         let mut payload = json!({
@@ -67,14 +79,20 @@ impl Node {
     }
 
     /// Changes a VM.
-    pub(crate) async fn update(&self, vm: &str, changes: &Value) {
+    ///
+    /// # Panics
+    /// If it fails.
+    pub async fn update(&self, vm: &str, changes: &Value) {
         let path = format!("/servers/{}/vms/{vm}/update", self.server);
         let asked = self.api("POST", &path, changes).await;
         self.complete(&asked).await;
     }
 
     /// Waits for a task that must end well.
-    pub(crate) async fn complete(&self, asked: &Value) {
+    ///
+    /// # Panics
+    /// If it fails.
+    pub async fn complete(&self, asked: &Value) {
         let task = asked["id"].as_str().unwrap_or_else(|| panic!("no task: {asked}"));
         let wait = format!("muster task wait {task} --timeout 280 -o json");
         let ran = self.system.try_run(&wait, LONG).await.expect("the machine answers");
@@ -82,7 +100,10 @@ impl Node {
     }
 
     /// Asks the coordinator, which listens on the node's loopback only.
-    pub(crate) async fn api(&self, method: &str, path: &str, body: &Value) -> Value {
+    ///
+    /// # Panics
+    /// If it fails.
+    pub async fn api(&self, method: &str, path: &str, body: &Value) -> Value {
         let script = format!(
             "curl -sS --fail-with-body -X {method} -H content-type:application/json --data @- \
              http://127.0.0.1:8480{path} <<'END'\n{body}\nEND\n"
@@ -91,19 +112,28 @@ impl Node {
     }
 
     /// The VM as the agent tells of it now.
-    pub(crate) async fn vm(&self, vm: &str) -> Value {
+    ///
+    /// # Panics
+    /// If it fails.
+    pub async fn vm(&self, vm: &str) -> Value {
         let path = format!("/servers/{}/vms/{vm}", self.server);
         parse(&self.system.run(&format!("curl -sS http://127.0.0.1:8480{path}")).await)
     }
 
     /// Waits for a line on a VM's console.
-    pub(crate) async fn printed(&self, vm: &str, line: &str) {
+    ///
+    /// # Panics
+    /// If it fails.
+    pub async fn printed(&self, vm: &str, line: &str) {
         let script = format!("grep -q '{line}' {}", console(vm));
         self.system.wait(&format!("VM {vm} prints {line:?}"), LONG, &script).await;
     }
 
     /// The process of a VM: pid and start time.
-    pub(crate) async fn process(&self, vm: &str) -> String {
+    ///
+    /// # Panics
+    /// If it fails.
+    pub async fn process(&self, vm: &str) -> String {
         let script = format!(
             "pid=$(pgrep -f 'qemu-system.* -uuid {vm} '); echo \"$pid $(cut -d' ' -f22 /proc/$pid/stat)\""
         );
@@ -111,17 +141,26 @@ impl Node {
     }
 
     /// Waits until the coordinator shows the server, running and set up.
-    pub(crate) async fn wait_usable(&self) {
+    ///
+    /// # Panics
+    /// If it fails.
+    pub async fn wait_usable(&self) {
         usable(&self.system).await;
     }
 }
 
 /// Where a VM's console is kept.
-pub(crate) fn console(vm: &str) -> String {
+#[must_use]
+pub fn console(vm: &str) -> String {
     format!("/var/lib/muster-agent/guests/{vm}/console.log")
 }
 
-pub(crate) fn parse(text: &str) -> Value {
+/// JSON that a program printed.
+///
+/// # Panics
+/// If it is none.
+#[must_use]
+pub fn parse(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
