@@ -1,0 +1,203 @@
+//! The block devices of volumes. ZFS makes them, and udev their names, some time after the volume.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::drivers::storage::{lock, store_full};
+use crate::drivers::{DriverError, files};
+use crate::host::{Command, SharedExec};
+
+/// Where the names are.
+const FOLDER: &str = "/dev/zvol";
+/// Tells which volume a device is.
+const ZVOL_ID: [&str; 2] = ["/lib/udev/zvol_id", "/usr/lib/udev/zvol_id"];
+/// From the volume to its device and name; a host that needs longer is broken.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks, when udev knows of nothing that is still to come.
+const PAUSE: Duration = Duration::from_millis(50);
+/// To read which volume a device is.
+const LOOK: Duration = Duration::from_secs(10);
+/// Writing a whole image; slower than this is a broken disk.
+const FILL_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// What a volume is filled from.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// A file or block device.
+    pub path: &'a Path,
+    /// As QEMU names it.
+    pub format: &'a str,
+}
+
+/// Devices of volumes, by the names of these.
+#[async_trait]
+pub trait Devices: fmt::Debug + Send + Sync + 'static {
+    /// Where a volume's device is, whether or not it is there.
+    fn path(&self, volume: &str) -> PathBuf;
+
+    /// Waits until a volume's device is there under its name, and is this volume.
+    ///
+    /// # Errors
+    /// It did not come.
+    async fn wait(&self, volume: &str) -> Result<(), DriverError>;
+
+    /// Whether a process has a volume open, or the kernel uses it. A volume without a device is not.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    fn is_held(&self, volume: &str) -> Result<bool, DriverError>;
+
+    /// Writes a fresh volume's content; durable when it returns.
+    ///
+    /// # Errors
+    /// `StoreFull`; or it could not be written.
+    async fn fill(
+        &self,
+        volume: &str,
+        source: Source<'_>,
+        cancelled: &CancellationToken,
+    ) -> Result<(), DriverError>;
+}
+
+/// Those of this host.
+#[derive(Debug)]
+pub struct HostDevices {
+    exec: SharedExec,
+}
+
+impl HostDevices {
+    /// Asks udev through `exec`.
+    #[must_use]
+    pub fn new(exec: SharedExec) -> Self {
+        Self { exec }
+    }
+
+    /// Lets udev do what it knows of; how that ends is seen at the device.
+    async fn settle(&self, path: &Path) {
+        let (limit, exit) = (PATIENCE.as_secs(), path.display());
+        let argv = ["udevadm".to_owned(), "settle".into(), format!("--timeout={limit}")];
+        let argv = argv.into_iter().chain([format!("--exit-if-exists={exit}")]);
+        let command = Command::new(argv, PATIENCE);
+        let ran = self.exec.run(&command, &CancellationToken::new()).await;
+        if let Err(error) = ran.and_then(|output| output.checked("udevadm settle")) {
+            tracing::debug!(%error, "udev can't be waited for");
+        }
+    }
+
+    /// Whether the device under a volume's name is that volume: a name outlives a volume that was
+    /// renamed until udev hears of it.
+    async fn is_volume(&self, path: &Path, volume: &str) -> Result<bool, DriverError> {
+        let device = match tokio::fs::canonicalize(path).await {
+            Ok(device) => device,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(files::failed("look at", path, error)),
+        };
+        let Some(program) = ZVOL_ID.into_iter().find(|program| Path::new(program).exists()) else {
+            return Ok(true);
+        };
+        let argv = [program.to_owned(), device.display().to_string()];
+        let ran = self.exec.run(&Command::new(argv, LOOK), &CancellationToken::new()).await;
+        let output = ran.map_err(|error| DriverError::failed(program, error))?;
+        // A partition's name follows with a dash; a device that has gone meanwhile is no success.
+        let told = String::from_utf8_lossy(&output.stdout);
+        Ok(output.exit.success() && told.trim() == volume)
+    }
+}
+
+#[async_trait]
+impl Devices for HostDevices {
+    fn path(&self, volume: &str) -> PathBuf {
+        Path::new(FOLDER).join(volume)
+    }
+
+    async fn wait(&self, volume: &str) -> Result<(), DriverError> {
+        let path = self.path(volume);
+        let appears = async {
+            while !self.is_volume(&path, volume).await? {
+                self.settle(&path).await;
+                tokio::time::sleep(PAUSE).await;
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(PATIENCE, appears).await {
+            Ok(appeared) => appeared,
+            Err(late) => Err(files::failed("wait for the device", &path, late.into())),
+        }
+    }
+
+    fn is_held(&self, volume: &str) -> Result<bool, DriverError> {
+        let path = self.path(volume);
+        lock::is_device_held(&path).map_err(|error| files::failed("look at", &path, error))
+    }
+
+    async fn fill(
+        &self,
+        volume: &str,
+        source: Source<'_>,
+        cancelled: &CancellationToken,
+    ) -> Result<(), DriverError> {
+        self.wait(volume).await?;
+        let path = self.path(volume);
+        // Only what is not zero is written, and flushed at the end.
+        let options = "convert -q -n --target-is-zero -t writeback -O raw -f";
+        let argv = ["qemu-img"].into_iter().chain(options.split(' ')).map(str::to_owned);
+        let files = [source.path, &path].map(|file| file.display().to_string());
+        let argv = argv.chain([source.format.to_owned()]).chain(files);
+        let ran = self.exec.run(&Command::new(argv, FILL_TIMEOUT), cancelled).await;
+        match ran.and_then(|output| output.checked("qemu-img convert")) {
+            Ok(_) => Ok(()),
+            Err(error) if error.to_string().contains("No space left on device") => {
+                Err(store_full(format!("no space left to fill {volume}")))
+            }
+            Err(error) => Err(DriverError::failed(format!("fill {volume}"), error)),
+        }
+    }
+}
+
+/// Those of a simulated pool: always there, and what fills them is forgotten.
+#[derive(Debug, Default)]
+pub struct SimDevices {
+    held: Mutex<Vec<String>>,
+}
+
+impl SimDevices {
+    /// From now on a process has this volume open.
+    pub fn hold(&self, volume: &str) {
+        self.held.lock().push(volume.to_owned());
+    }
+
+    /// Nobody has anything open any more.
+    pub fn release(&self) {
+        self.held.lock().clear();
+    }
+}
+
+#[async_trait]
+impl Devices for SimDevices {
+    fn path(&self, volume: &str) -> PathBuf {
+        Path::new("/sim/zvol").join(volume)
+    }
+
+    async fn wait(&self, _volume: &str) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    fn is_held(&self, volume: &str) -> Result<bool, DriverError> {
+        Ok(self.held.lock().iter().any(|held| held == volume))
+    }
+
+    async fn fill(
+        &self,
+        _volume: &str,
+        _source: Source<'_>,
+        _cancelled: &CancellationToken,
+    ) -> Result<(), DriverError> {
+        Ok(())
+    }
+}
