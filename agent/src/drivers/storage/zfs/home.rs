@@ -1,0 +1,119 @@
+//! The agent's own file system in a pool.
+//!
+//! Where a pool is not imported, or the file system not mounted, its place is an empty folder of the
+//! host's: the pool's marker tells the two apart, see [`Marker`].
+
+use std::path::PathBuf;
+
+use muster_shared::error_chain::Chain;
+use muster_shared::wire::Code;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+use super::ZfsStorageConfig;
+use super::pool::Pool;
+use super::stamp::Owner;
+use crate::drivers::DriverError;
+use crate::drivers::storage::copies::Copies;
+use crate::drivers::storage::marker::Marker;
+
+/// What lies there, as long as it is there.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) copies: Copies,
+    marker: Marker,
+}
+
+/// The file system.
+#[derive(Debug)]
+pub(super) struct Home {
+    dataset: String,
+    pool: String,
+    data_dir: PathBuf,
+    root: PathBuf,
+    open: Mutex<Option<Arc<Open>>>,
+    problem: Mutex<Option<String>>,
+}
+
+impl Home {
+    pub(super) fn new(dataset: String, config: &ZfsStorageConfig) -> Self {
+        Self {
+            dataset,
+            pool: config.pool.clone(),
+            data_dir: config.data_dir.clone(),
+            root: config.root.clone(),
+            open: Mutex::default(),
+            problem: Mutex::default(),
+        }
+    }
+
+    /// Whether it is there; made if it never was.
+    pub(super) async fn open(&self, pool: &Pool, owner: &Owner) -> bool {
+        self.ready(pool, owner).await.is_ok()
+    }
+
+    /// # Errors
+    /// `DatasetNotFound`: the pool is not there, or not mounted.
+    pub(super) async fn ready(&self, pool: &Pool, owner: &Owner) -> Result<Arc<Open>, DriverError> {
+        let known = self.open.lock().clone();
+        let ready = match known {
+            Some(open) => open.marker.check().await.map(|()| open),
+            None => self.find(pool, owner).await,
+        };
+        match &ready {
+            Ok(open) => {
+                *self.problem.lock() = None;
+                *self.open.lock() = Some(Arc::clone(open));
+            }
+            Err(error) => {
+                // Looked for again: it may be mounted elsewhere then.
+                *self.open.lock() = None;
+                let problem = Chain(error).to_string();
+                let before = self.problem.lock().replace(problem.clone());
+                if before.as_ref() != Some(&problem) {
+                    tracing::error!(problem, "a pool can't be used");
+                }
+            }
+        }
+        ready
+    }
+
+    async fn find(&self, pool: &Pool, owner: &Owner) -> Result<Arc<Open>, DriverError> {
+        let folder = self.mounted(pool, owner).await?;
+        let marker = Marker::new(&self.pool, &folder, &self.data_dir);
+        marker.open(owner.server_uuid).await?;
+        marker.check().await?;
+        let copies = Copies::new(folder.join("records"));
+        copies.make().await?;
+        Ok(Arc::new(Open { copies, marker }))
+    }
+
+    /// Where it is mounted.
+    async fn mounted(&self, pool: &Pool, owner: &Owner) -> Result<PathBuf, DriverError> {
+        let missing = |problem: &str| {
+            let text = format!("pool {} can't be used: {} {problem}", self.pool, self.dataset);
+            DriverError::refused(Code::DatasetNotFound, text)
+        };
+        match pool.row(pool.name()).await {
+            Ok(Some(_)) => {}
+            Ok(None) | Err(DriverError::Refused { code: Code::DatasetNotFound, .. }) => {
+                let text = format!("pool {} is not there: is it imported?", self.pool);
+                return Err(DriverError::refused(Code::DatasetNotFound, text));
+            }
+            Err(error) => return Err(error),
+        }
+        match pool.create_filesystem(&self.dataset, owner.stamp()).await {
+            Err(DriverError::Refused { code: Code::DatasetExists, .. }) => {}
+            made => made?,
+        }
+        let place = pool.mounted_at(&self.dataset).await?;
+        let place = place.ok_or_else(|| missing("is not mounted"))?;
+        let below = place.strip_prefix('/').ok_or_else(|| missing("has no mountpoint"))?;
+        Ok(self.root.join(below))
+    }
+
+    /// What was found wrong last, for people.
+    pub(super) fn problem(&self) -> Option<String> {
+        self.problem.lock().clone()
+    }
+}
