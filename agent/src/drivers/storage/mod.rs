@@ -14,6 +14,7 @@ pub mod sim;
 #[cfg(test)]
 mod tests;
 mod wishes;
+pub mod zfs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

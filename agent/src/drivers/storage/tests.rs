@@ -3,6 +3,7 @@
 mod fill;
 mod pools;
 mod variables;
+mod zfs;
 
 use std::path::Path;
 use std::sync::Arc;
