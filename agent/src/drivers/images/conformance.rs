@@ -5,18 +5,22 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use muster_shared::clock::TokioClock;
+use muster_shared::clock::{SystemClock, TokioClock};
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use super::Images;
 use super::sim::{SimImages, SimRepository};
 use super::test_server::Misbehaviour;
 use super::tests::{IMAGE, Node, check_code, image, raw_disk};
+use super::{Images, ZfsImages, ZfsImagesConfig};
+use crate::drivers::cluster::Cluster;
 use crate::drivers::faults::{Fault, Faults};
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
+use crate::drivers::storage::zfs::{Owner, SimDevices, ZfsStorage, ZfsStorageConfig};
 use crate::drivers::storage::{Dependents, DiskSpec, Storage, Wishes};
+use crate::drivers::zfs::sim::{SimPools, SimZfs};
+use crate::drivers::zfs::{Properties, Zfs};
 
 const OTHER: &str = "ffffffff-0506-4708-890a-0b0c0d0e0f10";
 
@@ -30,7 +34,14 @@ fn task(name: &str) -> TaskId {
 
 fn disk() -> DiskSpec {
     let vm: VmUuid = "aaaaaaaa-0000-4000-8000-000000000001".parse().unwrap();
-    DiskSpec { vm, index: 0, pool: None, image: Some(image()), size_mib: None, wishes: Wishes::default() }
+    DiskSpec {
+        vm,
+        index: 0,
+        pool: None,
+        image: Some(image()),
+        size_mib: None,
+        wishes: Wishes::default(),
+    }
 }
 
 async fn check_absent(images: &dyn Images) {
@@ -109,6 +120,89 @@ async fn the_file_driver_conforms() {
     conformance(&images, storage.as_ref(), stall).await;
     images.remove(image()).await.unwrap();
     node.check_nothing_left();
+}
+
+/// A node with a simulated pool: its storage and its images.
+async fn with_a_pool(node: &Node, faults: &Faults) -> (Arc<ZfsStorage>, ZfsImages, SimPools) {
+    let pools = SimPools::new("zones");
+    let zfs = Arc::new(SimZfs::new(pools.clone(), faults.clone()));
+    let devices = Arc::new(SimDevices::default());
+    let owner = Owner { server_uuid: uuid::Uuid::nil().into(), cluster: Cluster::unknown() };
+    // A simulated file system has no folder of its own.
+    let mounts = node.folder.path().join("mounts");
+    std::fs::create_dir_all(mounts.join("zones/muster")).unwrap();
+    let config = ZfsStorageConfig {
+        pool: "zones".to_owned(),
+        data_dir: node.folder.path().join("data"),
+        root: mounts,
+        owner: owner.clone(),
+    };
+    let storage = ZfsStorage::open(config, zfs.clone(), devices.clone()).await.unwrap();
+    let storage = Arc::new(storage);
+    let config = ZfsImagesConfig {
+        pool: "zones".to_owned(),
+        folder: node.folder.path().join("images"),
+        owner,
+        storage: storage.clone(),
+    };
+    let clock = Arc::new(SystemClock::new());
+    let images = ZfsImages::new(config, node.images().await, zfs, devices, clock);
+    (storage, images, pools)
+}
+
+#[tokio::test]
+async fn the_zfs_driver_conforms() {
+    let node = Node::new().await;
+    node.publish(&raw_disk(), "none", |_| ());
+    let (storage, images, pools) = with_a_pool(&node, &Faults::none()).await;
+    let stall = || node.server.misbehave([Misbehaviour::Hang(1000)]);
+    conformance(&images, storage.as_ref(), stall).await;
+    let volume = format!("zones/{IMAGE}");
+    assert_eq!(pools.content()[&volume]["muster:image_uuid"], IMAGE);
+    // The file has become the volume.
+    assert_eq!(node.names(), BTreeSet::from([format!("zones-{IMAGE}.json")]));
+    images.remove(image()).await.unwrap();
+    node.check_nothing_left();
+    assert!(!pools.content().contains_key(&volume));
+}
+
+#[tokio::test]
+async fn a_volume_that_a_crash_left_half_written_is_written_anew() {
+    let node = Node::new().await;
+    node.publish(&raw_disk(), "none", |_| ());
+    let faults = Faults::none();
+    let (_, images, pools) = with_a_pool(&node, &faults).await;
+    for operation in ["zfs.create", "zfs.snapshot", "zfs.rename"] {
+        for fault in [Fault::before(), Fault::after()] {
+            faults.fail_nth(operation, 1, fault);
+            let failed = images.ensure(image(), &|_| (), &CancellationToken::new()).await;
+            failed.unwrap_err();
+            check_absent(&images).await;
+            ensure(&images).await;
+            assert!(images.get(image()).await.unwrap().is_some());
+            images.remove(image()).await.unwrap();
+            let left = pools.content().into_keys().filter(|name| name.contains(IMAGE));
+            assert_eq!(left.collect::<Vec<_>>(), Vec::<String>::new());
+        }
+    }
+    node.check_nothing_left();
+}
+
+#[tokio::test]
+async fn an_image_that_a_foreign_clone_needs_stays() {
+    let node = Node::new().await;
+    node.publish(&raw_disk(), "none", |_| ());
+    let (_, images, pools) = with_a_pool(&node, &Faults::none()).await;
+    ensure(&images).await;
+    let zfs = SimZfs::new(pools, Faults::none());
+    let snapshot = format!("zones/{IMAGE}@final").parse().unwrap();
+    let clone = "zones/other".parse().unwrap();
+    zfs.clone_snapshot(&snapshot, &clone, &Properties::new()).await.unwrap();
+    check_code(&images.remove(image()).await, "ImageHasDependentClones");
+    assert!(images.get(image()).await.unwrap().is_some(), "nothing of it was removed");
+    zfs.destroy(&clone).await.unwrap();
+    images.remove(image()).await.unwrap();
+    check_absent(&images).await;
 }
 
 #[tokio::test(start_paused = true)]

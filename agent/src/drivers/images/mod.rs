@@ -18,6 +18,7 @@ mod tests;
 mod turns;
 mod unpack;
 mod usage;
+mod zfs;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -38,6 +39,7 @@ use super::storage::Dependents;
 
 pub use file::{FileImages, FileImagesConfig};
 pub use repository::{Credentials, sources};
+pub use zfs::{ZfsImages, ZfsImagesConfig};
 
 /// An image on this node.
 #[derive(Clone, Debug, PartialEq)]
