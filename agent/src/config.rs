@@ -91,7 +91,7 @@ pub struct Config {
     /// Address in that network. Unset: the one from which the first coordinator is reached.
     #[schema(value_type = Option<String>)]
     pub admin_ip: Option<IpAddr>,
-    /// Name of the pool in the storage folder, where disks go that name no other.
+    /// Name of the pool in the storage folder, or of the one of ZFS, where disks go that name no other.
     pub pool: String,
     /// More pools for disks, by name. A VM or one of its disks asks for one as `zpool`; images stay
     /// in the first.
@@ -168,6 +168,9 @@ pub enum StorageKind {
     /// qcow2 files in the data folder.
     #[default]
     File,
+    /// Volumes in the ZFS pool that `pool` names; only images lie in the data folder, while they are
+    /// fetched.
+    Zfs,
 }
 
 /// A pool beside the first one.
@@ -175,7 +178,7 @@ pub enum StorageKind {
 #[serde(default)]
 pub struct PoolConfig {
     /// Its folder, on a file system of its own; must be there when the agent starts, so that no disk
-    /// is made under the place where one is to be mounted.
+    /// is made under the place where one is to be mounted. None with storage `zfs`.
     #[schema(value_type = String)]
     pub dir: PathBuf,
 }
@@ -396,6 +399,11 @@ impl Config {
             problems.require(is_pool_name(name), &key, form.as_str());
             problems.require(*name != self.pool, &key, "is the name of the first pool");
             let key = format!("{key}.dir");
+            if self.storage == StorageKind::Zfs {
+                let none = pool.dir.as_os_str().is_empty();
+                problems.require(none, &key, "must not be set: the pool is ZFS' own of this name");
+                continue;
+            }
             problems.require(
                 pool.dir.is_absolute(),
                 &key,

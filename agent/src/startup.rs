@@ -22,12 +22,11 @@ use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::Router;
 use crate::drivers::compute::qemu::{Qemu, QemuConfig, isolation};
 use crate::drivers::coordinators::DialedCoordinators;
-use crate::drivers::images::{FileImages, FileImagesConfig};
 use crate::drivers::network::links::NetlinkLinks;
 use crate::drivers::network::{BridgedConfig, BridgedNetworks, PublishOn, UserNetworks};
 use crate::drivers::node::{Document, FileDocuments};
 use crate::drivers::settings::FileSettings;
-use crate::drivers::storage::{DISKS, FileStorage, FileStorageConfig, Pools, Storage};
+use crate::drivers::storage::DISKS;
 use crate::drivers::zfs::{CommandZfs, Delegated, ZfsConfig};
 use crate::drivers::{host, images};
 use crate::guest_agent::GuestAgents;
@@ -42,6 +41,8 @@ use crate::vms::copies::CopiedRecords;
 use crate::vms::files::FileVmRecords;
 use crate::vms::{Node, VmTable};
 use crate::{AgentConfig, AgentParts};
+
+mod storage;
 
 /// Variable that names the step at which a test wants the agent to die.
 const FAULT_VARIABLE: &str = "MUSTER_FAULT";
@@ -91,7 +92,8 @@ impl Folders {
             locks.push(lock(&storage)?);
         }
         let mut pools = Vec::new();
-        for (name, pool) in &config.pools {
+        let of_files = config.pools.iter().filter(|_| config.storage == StorageKind::File);
+        for (name, pool) in of_files {
             let dir = pool.dir.canonicalize().and_then(|dir| check_own(&dir).map(|()| dir));
             let using = || format!("use pool {name} in {}", pool.dir.display());
             let dir = dir.with_context(using)?;
@@ -268,22 +270,22 @@ async fn drivers(
         exec: exec.clone(),
     };
     let networks = Arc::new(BridgedNetworks::open(bridged, Arc::new(NetlinkLinks), user).await);
-    let storage = storage(config, folders, agent, &cluster, &exec).await?;
-    let images = FileImagesConfig {
-        storage_dir: folders.storage.clone(),
-        sources: images::sources(&urls(&config.images.sources), &agent.coordinators),
-        credentials: images::Credentials::new(
-            &agent.coordinators,
-            credentials.tls,
-            credentials.token.as_deref(),
-        )
-        .context("use the token of coordinator.token_file")?,
-        pool: config.pool.clone(),
-        storage: storage.clone(),
+    let zfs = zfs(config, &exec).await;
+    let parts = storage::Parts {
+        config,
+        folders,
+        agent,
+        cluster: &cluster,
+        exec: &exec,
+        zfs: &zfs.zfs,
+        clock: &clock,
+        entropy: &entropy,
     };
-    let images = FileImages::open(images, exec.clone(), &clock, entropy.clone())
-        .await
-        .context("open the image store")?;
+    let storage = parts.storage().await?;
+    let token = credentials.token.as_deref();
+    let credentials = images::Credentials::new(&agent.coordinators, credentials.tls, token)
+        .context("use the token of coordinator.token_file")?;
+    let images = parts.images(&storage, credentials).await?;
     let records = FileVmRecords::open(folders.data.join(VMS)).context("open the VM records")?;
     let node = Node {
         boot_id: agent.boot_id.clone(),
@@ -294,7 +296,6 @@ async fn drivers(
     let records =
         CopiedRecords::new(Arc::new(records), storage.clone(), server_uuid, cluster.clone());
     let vms = Arc::new(VmTable::new(Arc::new(records), clock.clone(), node));
-    let zfs = zfs(config, &exec).await;
     let zpools = Arc::new(Zpools::new(zfs.zfs.clone(), clock.clone()));
     let facts = LinuxFacts::new(
         sysinfo(config, folders, listen, agent),
@@ -322,7 +323,7 @@ async fn drivers(
         compute,
         networks,
         storage,
-        images: Arc::new(images),
+        images,
         host: host::open(
             config.host.actions,
             config.security.allow_command_execute,
@@ -352,33 +353,6 @@ async fn zfs(config: &Config, exec: &SharedExec) -> Delegated {
     Delegated { zfs, roots: config.zfs.delegated(pools) }
 }
 
-/// The pools of the configuration.
-async fn storage(
-    config: &Config,
-    folders: &Folders,
-    agent: &AgentConfig,
-    cluster: &Arc<Cluster>,
-    exec: &SharedExec,
-) -> anyhow::Result<Arc<dyn Storage>> {
-    let StorageKind::File = config.storage;
-    let of = |pool: &str, storage_dir: &Path| FileStorageConfig {
-        storage_dir: storage_dir.to_owned(),
-        data_dir: folders.data.clone(),
-        server_uuid: agent.server_uuid,
-        cluster: cluster.clone(),
-        pool: pool.to_owned(),
-    };
-    let first = FileStorage::open(of(&config.pool, &folders.storage), exec.clone()).await;
-    let first: Arc<dyn Storage> = Arc::new(first.context("open the storage driver")?);
-    let mut more: Vec<Arc<dyn Storage>> = Vec::new();
-    for (name, dir) in &folders.pools {
-        let opened = FileStorage::open(of(name, dir), exec.clone()).await;
-        let opened = opened.and_then(|opened| opened.with_images_of(&folders.storage));
-        more.push(Arc::new(opened.with_context(|| format!("open pool {name}"))?));
-    }
-    Ok(if more.is_empty() { first } else { Arc::new(Pools::new(first, more)) })
-}
-
 fn sysinfo(
     config: &Config,
     folders: &Folders,
@@ -395,7 +369,10 @@ fn sysinfo(
     };
     SysinfoConfig {
         publish_to: Some(folders.run.join("sysinfo.json")),
-        storage: "file",
+        storage: match config.storage {
+            StorageKind::File => "file",
+            StorageKind::Zfs => "zfs",
+        },
         pool: config.pool.clone(),
         datacenter_name: config.datacenter_name.clone(),
         dns_domain: config.dns_domain.clone(),

@@ -54,6 +54,9 @@ fn what_cannot_work_is_refused_by_name() {
 fn pools_have_names_and_folders_of_their_own() {
     let config = load(&["pools.fast.dir=/srv/fast", "pools.slow.dir=/srv/slow"]).unwrap();
     assert_eq!(config.pools.keys().collect::<Vec<_>>(), ["fast", "slow"]);
+    load(&["storage=zfs", "pools.fast.dir="]).unwrap();
+    let error = load(&["storage=zfs", "pools.fast.dir=/srv/fast"]).unwrap_err();
+    assert!(error.contains("pools.fast.dir: must not be set"), "{error}");
     let error = load(&["pools.a.dir=/srv/x", "pools.b.dir=/srv/x"]).unwrap_err();
     assert!(error.contains("pools.b.dir: is the folder of another pool"), "{error}");
 }
