@@ -19,14 +19,14 @@ const ROOM_KIB: u64 = 16 * 1024;
 /// If something of it is missing.
 pub(super) fn write(disk: &Path) {
     let dir = disk.with_extension("dir");
-    let (bin, guest) = (dir.join("bin"), dir.join("guest"));
-    for dir in [&bin, &guest, &dir.join("systemd")] {
+    let (bin, tests, guest) = (dir.join("bin"), dir.join("tests"), dir.join("guest"));
+    for dir in [&bin, &tests, &guest, &dir.join("systemd")] {
         std::fs::create_dir_all(dir).expect("a folder");
     }
     for name in ["muster", "muster-agent", "muster-coordinator"] {
-        // Debug data are most of a binary.
-        call("strip", &[&"--strip-debug", &"-o", &bin.join(name), &binary(name)]);
+        strip(name, &bin.join(name));
     }
+    strip("examples/zfs-conformance", &tests.join("zfs-conformance"));
     copy_files(&repository().join("systemd"), &dir.join("systemd"));
     copy_files(&image_dir(), &guest);
     button(&guest.join("button.raw"), &[]);
@@ -38,6 +38,11 @@ pub(super) fn write(disk: &Path) {
     let named: [Word<'_>; 7] = [&"-q", &"-L", &"payload", &"-d", &dir, &disk, &format!("{kib}k")];
     call("mkfs.ext4", &[&plain[..], &named].concat());
     std::fs::remove_dir_all(&dir).expect("the folder can be removed");
+}
+
+/// Copies a binary without debug data, which are most of it.
+fn strip(name: &str, to: &Path) {
+    call("strip", &[&"--strip-debug", &"-o", &to, &binary(name)]);
 }
 
 /// The disk image of a system that knows its power button, see `button.s`.

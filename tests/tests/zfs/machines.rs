@@ -1,0 +1,104 @@
+//! Virtual machines whose disks are volumes of a pool.
+
+use muster_tests::system::node::Node;
+use serde_json::{Value, json};
+
+use crate::pools::{datasets, node, property};
+
+/// Beyond the boot sector, which the guest needs, bytes of a block.
+const BLOCK: &str = "bs=512 seek=1000 count=1 conv=notrunc,fsync oflag=direct status=none";
+
+/// Asks for something of a VM, and waits until it is done.
+async fn act(node: &Node, method: &str, vm: &str, path: &str, body: &Value) {
+    let asked = node.api(method, &format!("/servers/{}/vms/{vm}{path}", node.server), body).await;
+    node.complete(&asked).await;
+}
+
+async fn take_snapshot(node: &Node, vm: &str, name: &str) {
+    act(node, "PUT", vm, "/snapshots", &json!({ "snapshot_name": name })).await;
+}
+
+/// Fills a block of a disk with a letter.
+async fn write(node: &Node, device: &str, letter: &str) {
+    let script = format!("head -c 512 /dev/zero | tr '\\0' {letter} | dd of={device} {BLOCK}");
+    node.system.run(&script).await;
+}
+
+/// The letters of that block.
+async fn read(node: &Node, device: &str) -> String {
+    let skip = BLOCK.replace("seek", "skip").replace("conv=notrunc,fsync oflag", "iflag");
+    node.system.run(&format!("dd if={device} {skip} | tr -s 'a-z' | tr -d '\\0'")).await
+}
+
+/// What a VM leaves behind: processes, datasets, devices, files.
+async fn left_of(node: &Node, vm: &str) -> String {
+    let script = format!(
+        "pgrep -af 'qemu-system.* -uuid {vm} '; zfs list -H -o name -t all -r zones | grep {vm}; \
+         find /dev/zvol /zones /var/lib/muster-agent /run/muster -name '*{vm}*' | grep -v '/history/'; \
+         grep {vm} /proc/mounts; true"
+    );
+    node.system.run(&script).await
+}
+
+/// The whole life of a VM, with content that is written past its guest.
+#[tokio::test]
+async fn machine_lives_on_volumes_and_leaves_nothing() {
+    let node = node().await;
+    let system = &node.system;
+    let before = datasets(system).await;
+    let vm = node.create("one", "button", &json!({})).await;
+    let disk = format!("zones/{vm}/disk0");
+    let device = format!("/dev/zvol/{disk}");
+
+    // A clone of the image, with its owner on it.
+    let origin = property(system, &disk, "origin").await;
+    assert!(origin.starts_with("zones/") && origin.ends_with("@final"), "{origin}");
+    assert_eq!(property(system, &disk, "muster:server_uuid").await, node.server);
+    assert_eq!(property(system, &disk, "muster:vm_uuid").await, vm);
+    let size = property(system, &disk, "volsize").await;
+    assert_eq!(property(system, &disk, "refreservation").await, size);
+    // Its hypervisor has the volume itself open, as a user that owns nothing.
+    let pid = node.process(&vm).await.split(' ').next().expect("a pid").to_owned();
+    let opened = system.run(&format!("ls -l /proc/{pid}/fd; grep Uid /proc/{pid}/status")).await;
+    assert!(opened.contains("/dev/zd"), "{opened}");
+    assert!(opened.contains("Uid:\t1900000"), "{opened}");
+
+    // A second disk, larger while it runs; a snapshot of both at one moment.
+    act(&node, "POST", &vm, "/update", &json!({ "add_disks": [{ "size": 16 }] })).await;
+    let second = format!("zones/{vm}/disk1");
+    take_snapshot(&node, &vm, "a").await;
+    let mut moments = Vec::new();
+    for volume in [&disk, &second] {
+        moments.push(property(system, &format!("{volume}@vmsnap-a"), "createtxg").await);
+    }
+    assert_eq!(moments[0], moments[1], "they are of one moment");
+
+    // What was written after it is gone once the VM goes back.
+    act(&node, "POST", &vm, "/stop", &json!({ "force": true })).await;
+    write(&node, &device, "a").await;
+    take_snapshot(&node, &vm, "b").await;
+    write(&node, &device, "b").await;
+    take_snapshot(&node, &vm, "c").await;
+    assert_eq!(read(&node, &device).await, "b");
+    act(&node, "PUT", &vm, "/snapshots/b/rollback", &json!({})).await;
+    assert_eq!(read(&node, &device).await, "a");
+    let names = datasets(system).await;
+    assert!(!names.iter().any(|name| name.ends_with("@vmsnap-c")), "{names:?}");
+    assert!(names.contains(&format!("{disk}@vmsnap-a")), "{names:?}");
+
+    // The image over the old disk, and nothing of that stays.
+    let image = system.run("muster image get button -o json").await;
+    let image: Value = serde_json::from_str(&image).expect("JSON");
+    act(&node, "POST", &vm, "/reprovision", &json!({ "image_uuid": image["uuid"] })).await;
+    assert_eq!(read(&node, &device).await, "");
+    let names = datasets(system).await;
+    assert!(!names.iter().any(|name| name.contains("reprovisioning")), "{names:?}");
+
+    act(&node, "DELETE", &vm, "", &json!({})).await;
+    assert_eq!(left_of(&node, &vm).await, "");
+    // But for the image, which the next VM is made from, and the agent's own file system.
+    let image = image["uuid"].as_str().expect("a uuid");
+    let after = datasets(system).await.into_iter();
+    let after: Vec<_> = after.filter(|name| !name.contains(image)).collect();
+    assert_eq!(after, before);
+}

@@ -1,0 +1,7 @@
+//! Muster on a node with OpenZFS: real pools of virtual disks. Each test has a machine of its own, of
+//! `make test-zfs`.
+
+mod conformance;
+mod endpoints;
+mod machines;
+mod pools;

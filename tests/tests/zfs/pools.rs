@@ -1,0 +1,57 @@
+//! A node whose disks are in a pool.
+
+use std::time::Duration;
+
+use muster_tests::system::System;
+use muster_tests::system::node::{LONG, Node};
+use muster_tests::wait::wait_for;
+use serde_json::{Value, json};
+
+/// The pool of the tests, over the first two spare disks.
+const POOL: &str = "set -eu
+zpool create -O compression=lz4 zones mirror \
+    /dev/disk/by-id/virtio-spare0 /dev/disk/by-id/virtio-spare1
+sed -i '1i storage = \"zfs\"' /etc/muster/agent.toml
+systemctl restart muster-agent";
+
+/// A node whose VMs go to a mirrored pool `zones`.
+pub(crate) async fn node() -> Node {
+    let node = Node::install(System::start().await).await;
+    let made = node.system.try_run(POOL, LONG).await.expect("the machine answers");
+    assert_eq!(made.code, 0, "{made:#?}");
+    node.wait_usable().await;
+    node
+}
+
+/// What is in the pool, by name.
+pub(crate) async fn datasets(system: &System) -> Vec<String> {
+    let listed = system.run("zfs list -H -o name -t all -r zones").await;
+    listed.lines().map(str::to_owned).collect()
+}
+
+/// A property of a dataset, as ZFS tells it.
+pub(crate) async fn property(system: &System, dataset: &str, name: &str) -> String {
+    system.run(&format!("zfs get -Hp -o value {name} {dataset}")).await.trim().to_owned()
+}
+
+/// Longest until the pool is said to be degraded.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+/// Writes all the time, so that the loss of a disk is met.
+const WRITER: &str = "systemd-run -q --unit=writer bash -c \
+    'while :; do dd if=/dev/urandom of=/zones/noise bs=64k count=8 conv=fsync status=none; done'";
+
+#[tokio::test]
+async fn a_pool_that_lost_a_disk_is_told_to_be_degraded_within_ten_seconds() {
+    let node = node().await;
+    node.system.run(WRITER).await;
+    node.system.pull_spare(1).await;
+    let path = format!("/servers/{}", node.server);
+    let told = wait_for("the server is said to be degraded", TOLD_WITHIN, || async {
+        let server = node.api("GET", &path, &Value::Null).await;
+        let degraded = server["sysinfo"]["Muster"]["degraded"].to_string();
+        if degraded.contains("zones") { Ok(degraded) } else { Err(degraded) }
+    });
+    println!("degraded: {}", told.await);
+    // A disk goes where the other one is.
+    node.create("one", "button", &json!({})).await;
+}
