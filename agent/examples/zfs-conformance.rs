@@ -47,6 +47,8 @@ async fn main() -> anyhow::Result<()> {
     std::fs::write(&template, vec![0xff; 540_672])?;
     conformance::of_variables(&storage, &template).await;
     println!("variables: ok");
+    conformance::of_filling(&storage).await;
+    println!("filling: ok");
     Ok(())
 }
 

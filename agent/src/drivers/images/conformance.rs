@@ -126,7 +126,7 @@ async fn the_file_driver_conforms() {
 async fn with_a_pool(node: &Node, faults: &Faults) -> (Arc<ZfsStorage>, ZfsImages, SimPools) {
     let pools = SimPools::new("zones");
     let zfs = Arc::new(SimZfs::new(pools.clone(), faults.clone()));
-    let devices = Arc::new(SimDevices::default());
+    let devices = Arc::new(SimDevices::new(pools.clone()));
     let owner = Owner { server_uuid: uuid::Uuid::nil().into(), cluster: Cluster::unknown() };
     // A simulated file system has no folder of its own.
     let mounts = node.folder.path().join("mounts");

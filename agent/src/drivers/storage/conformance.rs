@@ -1,6 +1,8 @@
 //! What every storage driver owes, for tests of each of them.
 #![allow(clippy::unwrap_used, reason = "a driver that does not conform ends the test")]
 
+mod fill;
+
 use std::path::Path;
 
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
@@ -8,6 +10,8 @@ use muster_shared::units::MIB;
 
 use super::{Dependents, DiskSpec, Identity, Role, Storage, VolumeSnapshot, Wishes};
 use crate::drivers::DriverError;
+
+pub use fill::of_filling;
 
 pub(crate) const IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
 /// Its size.

@@ -1,6 +1,5 @@
 //! What every storage driver owes, checked on each of them, and what each owes by itself.
 
-mod fill;
 mod pools;
 mod variables;
 mod zfs;
@@ -12,8 +11,8 @@ use muster_shared::units::MIB;
 use serde_json::json;
 
 use super::conformance::{
-    ALL, IMAGE, IMAGE_MIB, based, check_code, image, in_pool, of_disks, of_snapshots, of_variables,
-    spec, task, vm,
+    ALL, IMAGE, IMAGE_MIB, based, check_code, image, in_pool, of_disks, of_filling, of_snapshots,
+    of_variables, spec, task, vm,
 };
 use super::sim::{SimImage, SimPool, SimStorage};
 use super::{FileStorage, FileStorageConfig, Role, Storage};
@@ -30,7 +29,7 @@ async fn the_simulated_driver_conforms() {
     let storage = SimStorage::new(pool.clone(), Faults::none());
     of_disks(&storage).await;
     of_snapshots(&storage).await;
-    fill::conformance(&storage).await;
+    of_filling(&storage).await;
     assert!(pool.disks().is_empty() && pool.stashed().is_empty());
 }
 
@@ -94,7 +93,7 @@ async fn the_file_driver_conforms() {
     let storage = node.file(Arc::new(SystemExec::new())).await;
     of_disks(&storage).await;
     of_snapshots(&storage).await;
-    fill::conformance(&storage).await;
+    of_filling(&storage).await;
     assert_eq!(node.vols(), Vec::<String>::new());
 }
 

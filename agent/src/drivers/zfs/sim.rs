@@ -1,5 +1,6 @@
 //! Simulated ZFS: a tree of datasets in memory that outlives the simulated agent.
 
+mod content;
 mod stream;
 mod tree;
 mod values;

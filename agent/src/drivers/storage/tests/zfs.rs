@@ -22,7 +22,8 @@ impl Host {
         let faults = Faults::none();
         let zfs = Arc::new(SimZfs::new(pools.clone(), faults.clone()));
         let folder = tempfile::tempdir().unwrap();
-        let host = Self { folder, pools, faults, zfs, devices: Arc::default() };
+        let devices = Arc::new(SimDevices::new(pools.clone()));
+        let host = Self { folder, pools, faults, zfs, devices };
         let volume = Names::new("zones").image(image());
         let kind = Kind::Volume { size_bytes: IMAGE_MIB * MIB, sparse: true };
         let none = Properties::new();
@@ -64,6 +65,7 @@ async fn the_zfs_driver_conforms_on_a_simulated_pool() {
     let template = host.folder.path().join("template.fd");
     std::fs::write(&template, vec![0xff; 540_672]).unwrap();
     of_variables(&storage, &template).await;
+    of_filling(&storage).await;
     assert_eq!(host.names("zones").await, before);
 }
 

@@ -3,13 +3,16 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use super::device::{Access, Device, HostDevice, SimDevice};
 use crate::drivers::storage::{lock, store_full};
+use crate::drivers::zfs::sim::SimPools;
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
 
@@ -63,6 +66,16 @@ pub trait Devices: fmt::Debug + Send + Sync + 'static {
         source: Source<'_>,
         cancelled: &CancellationToken,
     ) -> Result<(), DriverError>;
+
+    /// Opens the device of a volume, or of a snapshot; `None` when it is not there.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn open(
+        &self,
+        name: &str,
+        access: Access,
+    ) -> Result<Option<Arc<dyn Device>>, DriverError>;
 }
 
 /// Those of this host.
@@ -158,15 +171,36 @@ impl Devices for HostDevices {
             Err(error) => Err(DriverError::failed(format!("fill {volume}"), error)),
         }
     }
+
+    async fn open(
+        &self,
+        name: &str,
+        access: Access,
+    ) -> Result<Option<Arc<dyn Device>>, DriverError> {
+        let path = self.path(name);
+        if !self.is_volume(&path, name).await? {
+            return Ok(None);
+        }
+        let opened = HostDevice::open(path, access).await?;
+        Ok(opened.map(|device| Arc::new(device) as _))
+    }
 }
 
-/// Those of a simulated pool: always there, and what fills them is forgotten.
-#[derive(Debug, Default)]
+/// Those of simulated pools: there as soon as their volumes are. What [fills](Devices::fill) them is
+/// forgotten.
+#[derive(Debug)]
 pub struct SimDevices {
+    pools: SimPools,
     held: Mutex<Vec<String>>,
 }
 
 impl SimDevices {
+    /// Those of the volumes in these pools.
+    #[must_use]
+    pub fn new(pools: SimPools) -> Self {
+        Self { pools, held: Mutex::default() }
+    }
+
     /// From now on a process has this volume open.
     pub fn hold(&self, volume: &str) {
         self.held.lock().push(volume.to_owned());
@@ -199,5 +233,13 @@ impl Devices for SimDevices {
         _cancelled: &CancellationToken,
     ) -> Result<(), DriverError> {
         Ok(())
+    }
+    async fn open(
+        &self,
+        name: &str,
+        _access: Access,
+    ) -> Result<Option<Arc<dyn Device>>, DriverError> {
+        let opened = SimDevice::open(&self.pools, name)?;
+        Ok(opened.map(|device| Arc::new(device) as _))
     }
 }

@@ -268,6 +268,7 @@ impl ZfsStorage {
             return Ok(());
         }
         self.remove(&to).await?;
+        self.filling.lock().remove(&from);
         self.pool.rename(&from, &to).await?;
         self.devices.wait(&to).await
     }

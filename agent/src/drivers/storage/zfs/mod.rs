@@ -3,13 +3,15 @@
 //! `<pool>/<vm>` holds the volumes of a VM: `disk<N>`, what was put aside under its name with an
 //! ending, and what its firmware keeps. Who made a volume is in its user properties, which it gets
 //! as it is made. What has to be written first is made under another name and renamed: a volume
-//! under its own name is whole and has an owner.
+//! under its own name is whole and has an owner, or says that it is still being filled.
 //!
 //! `<pool>/muster` is the agent's own, with the copies of VM records in a file system; below it lies
 //! what was destroyed while something had it open, until it goes.
 
+mod device;
 mod devices;
 mod disks;
+mod fill;
 mod home;
 mod inventory;
 mod names;
@@ -19,6 +21,7 @@ mod snapshots;
 mod stamp;
 mod variables;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -26,15 +29,17 @@ use async_trait::async_trait;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::reserve::Reserve;
 use muster_shared::units::MIB;
+use parking_lot::Mutex;
 
 use self::home::Home;
 use super::{
-    Bases, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, Storage, Usage, Variables, Volume,
-    VolumeSnapshot,
+    Bases, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, SnapshotPiece, Storage, Usage,
+    Variables, Volume, VolumeSnapshot,
 };
 use crate::drivers::zfs::Zfs;
 use crate::drivers::{DriverError, files};
 
+pub use device::{Access, Device};
 pub use devices::{Devices, HostDevices, SimDevices, Source};
 pub use names::Names;
 pub(crate) use pool::{Pool, Row};
@@ -71,6 +76,8 @@ pub struct ZfsStorage {
     images: Option<Arc<ZfsStorage>>,
     /// Read by who renames a volume, written by who must see every one under one of its names.
     renames: tokio::sync::RwLock<()>,
+    /// Opened devices of volumes that are being filled, by volume.
+    filling: Mutex<BTreeMap<String, Arc<dyn Device>>>,
 }
 
 /// An image as another pool's disks are made from it.
@@ -100,6 +107,7 @@ impl ZfsStorage {
             owner: config.owner,
             images: None,
             renames: tokio::sync::RwLock::default(),
+            filling: Mutex::default(),
             pool,
             names,
             devices,
@@ -201,6 +209,41 @@ impl Storage for ZfsStorage {
         from: &[Role],
     ) -> Result<(), DriverError> {
         self.drop_snapshot(vm, name, from).await
+    }
+
+    async fn read_snapshot(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        name: &str,
+        from: u64,
+    ) -> Result<SnapshotPiece, DriverError> {
+        self.piece_of_snapshot(vm, volume, name, from).await
+    }
+
+    async fn begin_fill(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        size_bytes: u64,
+        owner: &TaskId,
+    ) -> Result<(), DriverError> {
+        self.start_filling(vm, volume, size_bytes, owner).await
+    }
+
+    async fn fill(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        offset: u64,
+        data: &[u8],
+        durable: bool,
+    ) -> Result<(), DriverError> {
+        self.write_piece(vm, volume, offset, data, durable).await
+    }
+
+    async fn end_fill(&self, vm: VmUuid, volume: Role) -> Result<(), DriverError> {
+        self.stop_filling(vm, volume).await
     }
 
     async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {

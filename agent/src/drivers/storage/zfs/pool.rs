@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use muster_shared::wire::Code;
 
+use super::fill::{FILLING, SNAPDEV};
 use super::stamp::{IMAGE, TASK};
 use crate::drivers::DriverError;
 use crate::drivers::storage::store_full;
 use crate::drivers::zfs::{Dataset, Kind, Properties, Snapshot, Wanted, Zfs};
 
 /// What is asked of each dataset and snapshot.
-const ASKED: [&str; 13] = [
+const ASKED: [&str; 15] = [
     "name",
     "type",
     "used",
@@ -24,6 +25,8 @@ const ASKED: [&str; 13] = [
     "createtxg",
     "guid",
     "mountpoint",
+    SNAPDEV,
+    FILLING,
     TASK,
     IMAGE,
 ];
@@ -149,17 +152,27 @@ impl Pool {
         self.zfs.set(&name.parse()?, &properties).await.map_err(full)
     }
 
+    /// Unsets a property.
+    pub(crate) async fn inherit(&self, name: &str, property: &str) -> Result<(), DriverError> {
+        self.zfs.inherit(&name.parse()?, property).await
+    }
+
     /// Of all of them at one moment.
     pub(crate) async fn snapshot(&self, names: &[String]) -> Result<(), DriverError> {
         self.zfs.snapshot(&snapshots(names)?, &Properties::new()).await.map_err(full)
     }
 
     /// Those that are missing are no error.
+    ///
+    /// # Errors
+    /// `DatasetBusy`: something still has one of their devices open.
     pub(crate) async fn destroy_snapshots(&self, names: &[String]) -> Result<(), DriverError> {
         if names.is_empty() {
             return Ok(());
         }
-        match self.zfs.destroy_snapshots(&snapshots(names)?, false).await {
+        let snapshots = snapshots(names)?;
+        let destroyed = patiently(|| self.zfs.destroy_snapshots(&snapshots, false)).await;
+        match destroyed {
             Err(DriverError::Refused { code: Code::SnapshotNotFound, .. }) => Ok(()),
             done => done,
         }
@@ -173,8 +186,7 @@ impl Pool {
         self.zfs.destroy(&name.parse()?).await
     }
 
-    /// Destroys a volume with its snapshots; none is no error. udev opens every device that appears or
-    /// was written to, for a moment.
+    /// Destroys a volume with its snapshots; none is no error.
     ///
     /// # Errors
     /// `DatasetBusy`: something still has it open; the snapshots are gone then.
@@ -185,17 +197,10 @@ impl Pool {
         }
         let snapshots = rows.iter().filter(|row| row.is_snapshot()).map(|row| row.name.clone());
         self.destroy_snapshots(&snapshots.collect::<Vec<_>>()).await?;
-        let mut pause = FIRST_PAUSE;
-        for _ in 1..ATTEMPTS {
-            match self.destroy(volume).await {
-                Err(DriverError::Refused { code: Code::DatasetBusy, .. }) => {}
-                Err(DriverError::Refused { code: Code::DatasetNotFound, .. }) => return Ok(()),
-                done => return done,
-            }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
+        match patiently(|| self.destroy(volume)).await {
+            Err(DriverError::Refused { code: Code::DatasetNotFound, .. }) => Ok(()),
+            done => done,
         }
-        self.destroy(volume).await
     }
 
     /// Brings a volume back to a snapshot; those that are newer, which are all named, are destroyed.
@@ -216,6 +221,23 @@ impl Pool {
         let mounted = row.filter(|row| row.get("mounted").is_some_and(|told| told == "yes"));
         Ok(mounted.and_then(|mut row| row.remove("mountpoint")))
     }
+}
+
+/// Does what a device that is open is in the way of: udev opens every one that appears or was written
+/// to, for a moment.
+async fn patiently<F: Future<Output = Result<(), DriverError>>>(
+    act: impl Fn() -> F,
+) -> Result<(), DriverError> {
+    let mut pause = FIRST_PAUSE;
+    for _ in 1..ATTEMPTS {
+        match act().await {
+            Err(DriverError::Refused { code: Code::DatasetBusy, .. }) => {}
+            done => return done,
+        }
+        tokio::time::sleep(pause).await;
+        pause *= 2;
+    }
+    act().await
 }
 
 fn snapshots(names: &[String]) -> Result<Vec<Snapshot>, DriverError> {

@@ -10,6 +10,8 @@ impl ZfsStorage {
     /// Destroys a volume with its snapshots; none is no error. One that stays open gets out of the way,
     /// and goes later.
     pub(super) async fn remove(&self, volume: &str) -> Result<(), DriverError> {
+        // Who fills it has it open.
+        self.filling.lock().remove(volume);
         match self.pool.remove(volume).await {
             Err(DriverError::Refused { code: Code::DatasetBusy, .. }) => self.defer(volume).await,
             done => done,

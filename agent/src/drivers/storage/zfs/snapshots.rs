@@ -5,6 +5,7 @@ use muster_shared::wire::Code;
 
 use super::ZfsStorage;
 use super::disks::{RESERVATION, one};
+use super::fill::SNAPDEV;
 use super::names::{self, State};
 use super::pool::Row;
 use crate::drivers::DriverError;
@@ -36,9 +37,9 @@ impl ZfsStorage {
     }
 
     /// Volumes in their places.
-    fn in_place<'a>(&'a self, rows: &'a [Row]) -> Vec<(Role, &'a str)> {
+    fn in_place<'a>(&'a self, rows: &'a [Row]) -> Vec<(Role, &'a Row)> {
         let placed = self.placed(rows).filter(|(place, _)| place.state == State::InPlace);
-        placed.map(|(place, row)| (place.role, row.name.as_str())).collect()
+        placed.map(|(place, row)| (place.role, row)).collect()
     }
 
     pub(super) async fn list_snapshots(
@@ -62,7 +63,7 @@ impl ZfsStorage {
         let has = |role: Role| taken.iter().any(|taken| taken.role == role && taken.name == name);
         let wanted = self.in_place(&rows).into_iter();
         let wanted = wanted.filter(|(role, _)| of.contains(role) && !has(*role));
-        let wanted: Vec<_> = wanted.map(|(_, volume)| names::snapshot(volume, name)).collect();
+        let wanted: Vec<_> = wanted.map(|(_, row)| names::snapshot(&row.name, name)).collect();
         if wanted.is_empty() {
             return Ok(());
         }
@@ -79,6 +80,12 @@ impl ZfsStorage {
         let going = self.taken(&rows).into_iter();
         let going = going.filter(|taken| taken.name == name && from.contains(&taken.role));
         let going: Vec<_> = going.map(|taken| taken.row.name.clone()).collect();
+        for (role, row) in self.in_place(&rows) {
+            if from.contains(&role) && row.text(SNAPDEV) == Some("visible") {
+                // Who reads another snapshot makes it visible again.
+                self.pool.inherit(&row.name, SNAPDEV).await?;
+            }
+        }
         self.pool.destroy_snapshots(&going).await
     }
 
@@ -88,10 +95,10 @@ impl ZfsStorage {
         let rows = self.pool.rows(&self.names.root(vm)).await?;
         let taken = self.taken(&rows);
         let mut targets = Vec::new();
-        for (role, volume) in self.in_place(&rows) {
+        for (role, row) in self.in_place(&rows) {
             let found = taken.iter().find(|taken| taken.role == role && taken.name == name);
             match found {
-                Some(found) => targets.push((volume, found)),
+                Some(found) => targets.push((row.name.as_str(), found)),
                 None if role == Role::Firmware => {}
                 None => return Err(snapshot_not_found(vm, name)),
             }

@@ -13,7 +13,7 @@ use crate::drivers::storage::{Role, Variables};
 use crate::drivers::{DriverError, files};
 
 /// Flash has sectors of this size, and the volume is to be as large as the flash, bytes.
-const BLOCK_BYTES: u64 = 4096;
+pub(super) const BLOCK_BYTES: u64 = 4096;
 
 impl ZfsStorage {
     pub(super) async fn make_variables(

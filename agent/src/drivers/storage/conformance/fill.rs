@@ -1,10 +1,12 @@
 //! What every storage driver owes who copies volumes piece by piece.
 
-use muster_shared::ids::VmUuid;
+#![allow(clippy::unwrap_used, reason = "a driver that does not conform ends the test")]
 
-use super::*;
-use crate::drivers::storage::Identity;
-use crate::drivers::storage::MAX_PIECE_BYTES;
+use muster_shared::ids::VmUuid;
+use muster_shared::units::MIB;
+
+use super::{check_code, spec, task, vm};
+use crate::drivers::storage::{Identity, MAX_PIECE_BYTES, Role, Storage};
 
 const DISK: Role = Role::Disk(0);
 
@@ -24,8 +26,11 @@ async fn pieces(storage: &dyn Storage, of: VmUuid, name: &str) -> Vec<(u64, Vec<
     }
 }
 
-/// The driver has nothing of VMs 7 and 8.
-pub(super) async fn conformance(storage: &dyn Storage) {
+/// What every driver owes who copies volumes piece by piece. The driver has nothing of VMs 7 and 8.
+///
+/// # Panics
+/// If it does not conform.
+pub async fn of_filling(storage: &dyn Storage) {
     let (one, two) = (task("one"), task("two"));
     let size_bytes = 5 * MIB;
     for of in [vm(7), vm(8)] {
