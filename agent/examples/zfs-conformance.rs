@@ -1,7 +1,9 @@
-//! The suites that every storage driver passes, on a pool of this host. The pool `zones` must be there
-//! and have nothing in it.
+//! The suites that every ZFS and every storage driver passes, on a pool of this host. The pool `zones`
+//! must be there and have nothing in it.
+//!
+//! `zfs-conformance MUSTER_ZFS`: that program does what has to be atomic.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -11,7 +13,9 @@ use muster_agent::drivers::storage::conformance::{self, IMAGE_MIB, image};
 use muster_agent::drivers::storage::zfs::{
     Devices as _, HostDevices, Names, Owner, Source, ZfsStorage, ZfsStorageConfig,
 };
-use muster_agent::drivers::zfs::{CommandZfs, Kind, Properties, Zfs, ZfsConfig};
+use muster_agent::drivers::zfs::{
+    self, CommandZfs, Dataset, Kind, Properties, Way, Zfs, ZfsConfig,
+};
 use muster_agent::host::SystemExec;
 use muster_shared::units::MIB;
 use tokio_util::sync::CancellationToken;
@@ -20,9 +24,37 @@ const POOL: &str = "zones";
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let exec = Arc::new(SystemExec::new());
-    let zfs: Arc<dyn Zfs> = Arc::new(CommandZfs::open(&ZfsConfig::default(), exec.clone()).await);
-    let devices = Arc::new(HostDevices::new(exec));
+    let helper = std::env::args_os().nth(1).context("which muster-zfs?")?.into();
+    of_zfs(None).await?;
+    println!("zfs by its programs: ok");
+    let zfs = of_zfs(Some(helper)).await?;
+    println!("zfs by libzfs_core: ok");
+    of_storage(zfs).await
+}
+
+/// That of this host passes, and each operation goes the way it should.
+async fn of_zfs(helper: Option<PathBuf>) -> anyhow::Result<Arc<dyn Zfs>> {
+    let config = ZfsConfig { helper: helper.clone(), ..ZfsConfig::default() };
+    let zfs = CommandZfs::open(&config, Arc::new(SystemExec::new())).await;
+    let root: Dataset = format!("{POOL}/tests").parse()?;
+    zfs.create(&root, Kind::Filesystem, &Properties::new()).await?;
+    let fill = |dataset: &Dataset| {
+        let noise: Vec<u8> =
+            (0..4_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        std::fs::write(format!("/{dataset}/noise"), noise).expect("the dataset is mounted");
+    };
+    zfs::conformance::of_zfs(&zfs, &root, &fill).await;
+    zfs.destroy(&root).await?;
+    let calls = zfs.calls();
+    for operation in ["create", "snapshot", "destroy_snapshots", "rollback", "clone", "promote"] {
+        let by_library = calls.contains_key(&(operation, Way::LibzfsCore));
+        anyhow::ensure!(by_library == helper.is_some(), "{operation}: {calls:?}");
+    }
+    Ok(Arc::new(zfs))
+}
+
+async fn of_storage(zfs: Arc<dyn Zfs>) -> anyhow::Result<()> {
+    let devices = Arc::new(HostDevices::new(Arc::new(SystemExec::new())));
     let data = tempfile::tempdir()?;
     let documents = Arc::new(FileDocuments::new(data.path().to_owned(), None));
     let config = ZfsStorageConfig {

@@ -1,26 +1,14 @@
-//! What every ZFS owes, checked on each of them. The real one needs a machine with OpenZFS, where
-//! `MUSTER_TEST_ZFS` names a dataset that the tests may fill, e.g. `tank/tests`; elsewhere its test
-//! says that it was skipped.
+//! What every ZFS owes, for tests of each of them: the simulated one, and on a machine with OpenZFS the
+//! real one, see `tests/tests/zfs`.
+#![allow(clippy::unwrap_used, reason = "a ZFS that does not conform ends the test")]
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use muster_shared::wire::Code;
 use tokio::io::AsyncReadExt as _;
 
-use super::sim::{SimPools, SimZfs};
-use super::{
-    CommandZfs, Dataset, Kind, Name, Properties, Receive, Snapshot, StreamOf, Wanted, Way, Zfs,
-    ZfsConfig,
-};
+use super::{Dataset, Kind, Name, Properties, Receive, Snapshot, StreamOf, Wanted, Zfs};
 use crate::drivers::DriverError;
-use crate::drivers::faults::Faults;
-use crate::host::SystemExec;
-
-/// Names a dataset for the tests of the real one.
-const ROOT: &str = "MUSTER_TEST_ZFS";
-/// Names `muster-zfs`, if it is to be used.
-const HELPER: &str = "MUSTER_TEST_ZFS_HELPER";
 
 #[track_caller]
 fn check_code<T: std::fmt::Debug>(result: &Result<T, DriverError>, wanted: &Code) {
@@ -191,7 +179,7 @@ async fn settings(zfs: &dyn Zfs, root: &Dataset) {
 }
 
 /// Streams, one of which is cut and goes on.
-async fn streams(zfs: &dyn Zfs, root: &Dataset, fill: &dyn Fn(&Dataset)) {
+async fn streams(zfs: &dyn Zfs, root: &Dataset, fill: &(dyn Fn(&Dataset) + Sync)) {
     let (from, to) = (root.child("from").unwrap(), root.child("to").unwrap());
     let none = Properties::new();
     zfs.create(&from, Kind::Filesystem, &none).await.unwrap();
@@ -242,7 +230,11 @@ async fn pools(zfs: &dyn Zfs, root: &Dataset) {
     assert!(pool.size_bytes >= pool.alloc_bytes && pool.size_bytes > 0);
 }
 
-async fn conformance(zfs: &dyn Zfs, root: &Dataset, fill: &dyn Fn(&Dataset)) {
+/// Everything, below the empty dataset `root`; `fill` puts something into a file system.
+///
+/// # Panics
+/// If it does not conform.
+pub async fn of_zfs(zfs: &dyn Zfs, root: &Dataset, fill: &(dyn Fn(&Dataset) + Sync)) {
     assert!(zfs.availability().works());
     datasets(zfs, root).await;
     snapshots(zfs, root).await;
@@ -252,36 +244,20 @@ async fn conformance(zfs: &dyn Zfs, root: &Dataset, fill: &dyn Fn(&Dataset)) {
     pools(zfs, root).await;
 }
 
-#[tokio::test]
-async fn the_simulated_zfs_conforms() {
-    let pools = SimPools::new("zones");
-    let zfs = SimZfs::new(pools.clone(), Faults::none());
-    let root: Dataset = "zones/tests".parse().unwrap();
-    zfs.create(&root, Kind::Filesystem, &Properties::new()).await.unwrap();
-    let fill = |dataset: &Dataset| pools.write(dataset, &[7; 100_000]);
-    conformance(&zfs, &root, &fill).await;
-    assert_eq!(pools.content().into_keys().collect::<Vec<_>>(), ["zones", "zones/tests"]);
-}
+#[cfg(test)]
+mod tests {
+    use super::super::sim::{SimPools, SimZfs};
+    use super::*;
+    use crate::drivers::faults::Faults;
 
-#[tokio::test]
-async fn the_zfs_of_this_host_conforms() {
-    let Ok(root) = std::env::var(ROOT) else {
-        eprintln!("skipped: {ROOT} names no dataset of a machine with OpenZFS");
-        return;
-    };
-    let root: Dataset = root.parse().unwrap();
-    let helper = std::env::var_os(HELPER).map(std::path::PathBuf::from);
-    let config = ZfsConfig { helper: helper.clone(), ..ZfsConfig::default() };
-    let zfs = CommandZfs::open(&config, Arc::new(SystemExec::new())).await;
-    let fill = |dataset: &Dataset| {
-        let noise: Vec<u8> =
-            (0..4_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
-        std::fs::write(format!("/{dataset}/noise"), noise).unwrap();
-    };
-    conformance(&zfs, &root, &fill).await;
-    let calls = zfs.calls();
-    for operation in ["create", "snapshot", "destroy_snapshots", "rollback", "clone", "promote"] {
-        let by_library = calls.contains_key(&(operation, Way::LibzfsCore));
-        assert_eq!(by_library, helper.is_some(), "{operation}: {calls:?}");
+    #[tokio::test]
+    async fn the_simulated_zfs_conforms() {
+        let pools = SimPools::new("zones");
+        let zfs = SimZfs::new(pools.clone(), Faults::none());
+        let root: Dataset = "zones/tests".parse().unwrap();
+        zfs.create(&root, Kind::Filesystem, &Properties::new()).await.unwrap();
+        let fill = |dataset: &Dataset| pools.write(dataset, &[7; 100_000]);
+        of_zfs(&zfs, &root, &fill).await;
+        assert_eq!(pools.content().into_keys().collect::<Vec<_>>(), ["zones", "zones/tests"]);
     }
 }

@@ -6,8 +6,8 @@
 
 mod arguments;
 mod command;
-#[cfg(test)]
-mod conformance;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 mod delegated;
 mod error;
 mod health;
