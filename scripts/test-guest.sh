@@ -4,7 +4,7 @@
 #
 #   scripts/test-guest.sh system|zfs [NAME]       NAME: only tests whose names contain it
 #
-# zfs: that machine has OpenZFS.
+# zfs: that machine has OpenZFS, and Muster the program that calls its library.
 # Exits with 2 when the machine can't be built, which says nothing about Muster.
 set -euo pipefail
 
@@ -32,6 +32,8 @@ step() { # step NAME COMMAND…
     echo "=== $name: $((SECONDS - from)) s" >&2
 }
 machine() { MUSTER_SYSTEM_GUEST="$(scripts/build-system-guest.sh "${options[@]}")"; }
+# With the exit code of the script: 2 when the library can't be had.
+helper() { MUSTER_ZFS_HELPER="$(scripts/build-zfs-helper.sh)" || exit "$?"; }
 tests() {
     cargo nextest run --workspace --locked --success-output final \
         -E "package(muster-tests) and binary($kind)" "$@"
@@ -42,6 +44,10 @@ step "guest image" scripts/build-guest-image.sh
 MACHINE_FAILED=2
 step "machine" machine || exit "$MACHINE_FAILED"
 export MUSTER_SYSTEM_GUEST
+if [ "$kind" = zfs ]; then
+    step "library" helper
+    export MUSTER_ZFS_HELPER
+fi
 step "build" cargo build --workspace --all-targets --locked
 step "tests" tests "$@"
 echo "make test-$kind: passed in $((SECONDS - started)) s"

@@ -10,6 +10,8 @@ use crate::{binary, repository};
 /// Of a command line.
 type Word<'a> = &'a dyn AsRef<std::ffi::OsStr>;
 
+/// The environment variable with `muster-zfs` as `scripts/build-zfs-helper.sh` builds it.
+const ZFS_HELPER: &str = "MUSTER_ZFS_HELPER";
 /// Beyond the files themselves, KiB.
 const ROOM_KIB: u64 = 16 * 1024;
 
@@ -24,9 +26,13 @@ pub(super) fn write(disk: &Path) {
         std::fs::create_dir_all(dir).expect("a folder");
     }
     for name in ["muster", "muster-agent", "muster-coordinator"] {
-        strip(name, &bin.join(name));
+        strip(&binary(name), &bin.join(name));
     }
-    strip("examples/zfs-conformance", &tests.join("zfs-conformance"));
+    // The one beside them was built without the library.
+    if let Some(helper) = std::env::var_os(ZFS_HELPER) {
+        strip(Path::new(&helper), &bin.join("muster-zfs"));
+    }
+    strip(&binary("examples/zfs-conformance"), &tests.join("zfs-conformance"));
     copy_files(&repository().join("systemd"), &dir.join("systemd"));
     copy_files(&image_dir(), &guest);
     button(&guest.join("button.raw"), &[]);
@@ -41,8 +47,8 @@ pub(super) fn write(disk: &Path) {
 }
 
 /// Copies a binary without debug data, which are most of it.
-fn strip(name: &str, to: &Path) {
-    call("strip", &[&"--strip-debug", &"-o", &to, &binary(name)]);
+fn strip(from: &Path, to: &Path) {
+    call("strip", &[&"--strip-debug", &"-o", &to, &from]);
 }
 
 /// The disk image of a system that knows its power button, see `button.s`.
