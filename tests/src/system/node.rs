@@ -63,6 +63,17 @@ impl Node {
     /// # Panics
     /// If it fails.
     pub async fn create(&self, alias: &str, image: &str, wishes: &Value) -> String {
+        let (vm, asked) = self.ask_for_vm(alias, image, wishes).await;
+        self.complete(&asked).await;
+        self.printed(&vm, "button: up").await;
+        vm
+    }
+
+    /// Asks for such a VM: its uuid, and the answer.
+    ///
+    /// # Panics
+    /// If the request is refused.
+    pub async fn ask_for_vm(&self, alias: &str, image: &str, wishes: &Value) -> (String, Value) {
         let image = parse(&self.system.run(&format!("muster image get {image} -o json")).await);
         let vm = fresh_uuid();
         let mut payload = json!({
@@ -73,9 +84,7 @@ impl Node {
         payload.as_object_mut().expect("an object").extend(wishes);
         let path = format!("/servers/{}/vms", self.server);
         let asked = self.api("POST", &path, &payload).await;
-        self.complete(&asked).await;
-        self.printed(&vm, "button: up").await;
-        vm
+        (vm, asked)
     }
 
     /// Changes a VM.
@@ -97,6 +106,27 @@ impl Node {
         let wait = format!("muster task wait {task} --timeout 280 -o json");
         let ran = self.system.try_run(&wait, LONG).await.expect("the machine answers");
         assert_eq!(ran.code, 0, "{ran:#?}\n{}", log(&self.system).await);
+    }
+
+    /// Waits for a task that must fail; why it did, as the command line says it.
+    ///
+    /// # Panics
+    /// If it does not fail.
+    pub async fn failure(&self, asked: &Value) -> String {
+        let task = asked["id"].as_str().unwrap_or_else(|| panic!("no task: {asked}"));
+        let wait = format!("muster task wait {task} --timeout 280 -o json");
+        let ran = self.system.try_run(&wait, LONG).await.expect("the machine answers");
+        assert_ne!(ran.code, 0, "{ran:#?}");
+        ran.stdout + &ran.stderr
+    }
+
+    /// What is wrong with the server, as the coordinator shows it.
+    ///
+    /// # Panics
+    /// If it does not show the server.
+    pub async fn degraded(&self) -> String {
+        let server = self.api("GET", &format!("/servers/{}", self.server), &Value::Null).await;
+        server["sysinfo"]["Muster"]["degraded"].to_string()
     }
 
     /// Asks the coordinator, which listens on the node's loopback only.

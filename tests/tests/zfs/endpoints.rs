@@ -84,4 +84,13 @@ async fn every_zfs_endpoint_does_what_it_says_on_a_real_pool() {
     assert_eq!(ask(&node, "DELETE", x, none).await.0, 204);
     assert_eq!(ask(&node, "DELETE", x, none).await.0, 404);
     assert_eq!(ask(&node, "DELETE", &format!("{x}?idempotent=true"), none).await.0, 204);
+
+    // What has to be atomic went through the library.
+    let asked = "curl -sS http://127.0.0.1:5309/metrics | grep zfs_operations_total";
+    let counts = node.system.run(asked).await;
+    println!("{counts}");
+    for operation in ["create", "snapshot", "destroy_snapshots", "rollback", "destroy"] {
+        let count = format!("operation=\"{operation}\",way=\"libzfs_core\"");
+        assert!(counts.contains(&count), "{operation}: {counts}");
+    }
 }

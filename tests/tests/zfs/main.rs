@@ -3,5 +3,6 @@
 
 mod conformance;
 mod endpoints;
+mod faults;
 mod machines;
 mod pools;

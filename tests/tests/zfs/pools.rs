@@ -5,19 +5,24 @@ use std::time::Duration;
 use muster_tests::system::System;
 use muster_tests::system::node::{LONG, Node};
 use muster_tests::wait::wait_for;
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// The pool of the tests, over the first two spare disks.
-const POOL: &str = "set -eu
-zpool create -O compression=lz4 zones mirror \
-    /dev/disk/by-id/virtio-spare0 /dev/disk/by-id/virtio-spare1
-sed -i '1i storage = \"zfs\"' /etc/muster/agent.toml
+const MIRROR: &str = "zpool create -O compression=lz4 zones mirror \
+    /dev/disk/by-id/virtio-spare0 /dev/disk/by-id/virtio-spare1";
+const USE_IT: &str = "sed -i '1i storage = \"zfs\"' /etc/muster/agent.toml
 systemctl restart muster-agent";
 
 /// A node whose VMs go to a mirrored pool `zones`.
 pub(crate) async fn node() -> Node {
+    node_with(MIRROR).await
+}
+
+/// A node whose VMs go to the pool `zones` that this script makes.
+pub(crate) async fn node_with(pool: &str) -> Node {
     let node = Node::install(System::start().await).await;
-    let made = node.system.try_run(POOL, LONG).await.expect("the machine answers");
+    let script = format!("set -eu\n{pool}\n{USE_IT}");
+    let made = node.system.try_run(&script, LONG).await.expect("the machine answers");
     assert_eq!(made.code, 0, "{made:#?}");
     node.wait_usable().await;
     node
@@ -34,6 +39,15 @@ pub(crate) async fn property(system: &System, dataset: &str, name: &str) -> Stri
     system.run(&format!("zfs get -Hp -o value {name} {dataset}")).await.trim().to_owned()
 }
 
+/// Waits until what is wrong with the server is this.
+pub(crate) async fn told(node: &Node, within: Duration, is_it: impl Fn(&str) -> bool) {
+    let told = wait_for("the server says what is wrong", within, || async {
+        let degraded = node.degraded().await;
+        if is_it(&degraded) { Ok(degraded) } else { Err(degraded) }
+    });
+    println!("degraded: {}", told.await);
+}
+
 /// Longest until the pool is said to be degraded.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 /// Writes all the time, so that the loss of a disk is met.
@@ -45,13 +59,7 @@ async fn a_pool_that_lost_a_disk_is_told_to_be_degraded_within_ten_seconds() {
     let node = node().await;
     node.system.run(WRITER).await;
     node.system.pull_spare(1).await;
-    let path = format!("/servers/{}", node.server);
-    let told = wait_for("the server is said to be degraded", TOLD_WITHIN, || async {
-        let server = node.api("GET", &path, &Value::Null).await;
-        let degraded = server["sysinfo"]["Muster"]["degraded"].to_string();
-        if degraded.contains("zones") { Ok(degraded) } else { Err(degraded) }
-    });
-    println!("degraded: {}", told.await);
+    told(&node, TOLD_WITHIN, |degraded| degraded.contains("zones")).await;
     // A disk goes where the other one is.
     node.create("one", "button", &json!({})).await;
 }
