@@ -12,7 +12,7 @@ use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
 
 /// TCG guests on two busy cores.
-const BOOT: Duration = Duration::from_secs(90);
+const BOOT: Duration = Duration::from_secs(240);
 
 /// VMs that are made and destroyed.
 const CREATES: u32 = 20;
