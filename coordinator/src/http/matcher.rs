@@ -69,6 +69,9 @@ pub(crate) fn find<'a>(
         return Match::Nothing;
     }
     fitting.sort_by_key(|route| generality(route.pattern));
+    // A path is what its literals say, with their methods alone: `import` is no machine's uuid.
+    let closest = generality(fitting[0].pattern);
+    fitting.retain(|route| generality(route.pattern) == closest);
     let wanted = if method == Method::HEAD { &Method::GET } else { method };
     let allowed = |route: &&&Route| {
         route.method == wanted && !(method == Method::HEAD && route.alias == Some(true))
@@ -117,6 +120,7 @@ mod tests {
             route(Method::POST, "/servers/:s/vms/nics/update"),
             route(Method::GET, "/servers/:s/vms/:u"),
             route(Method::GET, "/servers/:s/datasets/:dataset"),
+            route(Method::POST, "/servers/import"),
             pause.alias(Method::GET, true),
             pause,
         ]
@@ -154,6 +158,7 @@ mod tests {
         check("HEAD /servers/a", "/servers/:s a");
         check("DELETE /servers/a", "405 GET, POST");
         check("OPTIONS /servers", "405 GET");
+        check("GET /servers/import", "405 POST");
         check("GET /servers/a/datasets/zones%2Fx", "/servers/:s/datasets/:dataset a,zones/x");
         check("POST /servers/a/vms/nics/update", "/servers/:s/vms/nics/update a");
         check("POST /servers/a/vms/b/update", "/servers/:s/vms/:u/update a,b");
