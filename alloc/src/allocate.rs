@@ -254,7 +254,8 @@ mod tests {
 
     #[test]
     fn a_decision_that_takes_too_long_is_none() {
-        let config = Config::reference_default(HostOs::Any);
+        let pipe = json!(["pipe", "hard-filter-vm-count"]);
+        let config = Config::new(&pipe, &json!({}), HostOs::Any).unwrap();
         let mut fleet = Fleet::new(&config);
         for number in 1..=1_000 {
             let record = json!({ "uuid": Uuid::from_u128(number), "setup": true });

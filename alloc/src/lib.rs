@@ -69,6 +69,7 @@ mod score;
 mod server;
 mod server_name;
 mod settings;
+mod slot_set;
 mod snapshot;
 mod time;
 mod validate;

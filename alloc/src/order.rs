@@ -1,12 +1,12 @@
 //! Sorting servers by a figure: the most expensive thing an allocation does.
 
-/// Whole numbers below this are exact, and fit an integer with the place beside them.
+/// Whole numbers below this are exact, and fit an integer with the slot beside them.
 const LIMIT: f64 = 549_755_813_888.0;
-/// Bits of a place in the list.
-const PLACE_BITS: u32 = 24;
-const PLACE: u64 = (1 << PLACE_BITS) - 1;
-/// Bits that one pass sorts by.
-const DIGIT_BITS: u32 = 11;
+/// Bits of a slot.
+const SLOT_BITS: u32 = 24;
+const SLOT: u64 = (1 << SLOT_BITS) - 1;
+/// Most bits that one pass sorts by: its counters are to stay in the processor's first cache.
+const DIGIT_BITS: u32 = 12;
 const DIGITS: usize = 1 << DIGIT_BITS;
 /// Shorter lists are sorted by comparing.
 const SHORT: usize = 512;
@@ -15,31 +15,49 @@ const SHORT: usize = 512;
 /// their order.
 pub(crate) fn stable_order(slots: &[u32], key: impl Fn(u32) -> f64) -> Vec<u32> {
     let keys: Vec<f64> = slots.iter().map(|slot| key(*slot)).collect();
-    let Some(packed) = pack(&keys) else { return by_comparison(slots, &keys) };
-    let sorted = sort(packed);
-    let place = |packed: u64| usize::try_from(packed & PLACE).unwrap_or(0);
-    sorted.into_iter().map(|packed| slots[place(packed)]).collect()
+    if keys.is_sorted() {
+        return slots.to_vec();
+    }
+    // What was sorted by the same figure before, the other way round.
+    if keys.is_sorted_by(|a, b| a >= b) {
+        return reversed(slots, &keys);
+    }
+    let Some(packed) = pack(slots, &keys) else { return by_comparison(slots, &keys) };
+    let slot = |packed: u64| u32::try_from(packed & SLOT).unwrap_or(0);
+    sort(packed).into_iter().map(slot).collect()
 }
 
-/// Megabytes, VMs and times are whole numbers: what they are above the least, beside the place.
-fn pack(keys: &[f64]) -> Option<Vec<u64>> {
-    if keys.len() >= 1 << PLACE_BITS {
-        return None;
+/// Descending keys in ascending order.
+fn reversed(slots: &[u32], keys: &[f64]) -> Vec<u32> {
+    let mut order = Vec::with_capacity(slots.len());
+    let mut end = slots.len();
+    for equal in keys.chunk_by(|a, b| a == b).rev() {
+        let start = end - equal.len();
+        order.extend_from_slice(&slots[start..end]);
+        end = start;
     }
+    order
+}
+
+/// Megabytes, VMs and times are whole numbers: what they are above the least, beside the slot.
+fn pack(slots: &[u32], keys: &[f64]) -> Option<Vec<u64>> {
     let least = keys.iter().copied().fold(f64::INFINITY, f64::min);
-    let one = |(key, place): (&f64, u64)| {
+    let mut exact = true;
+    let one = |(key, slot): (&f64, &u32)| {
         let above = key - least;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "checked right after: an integer in 0..2^39"
         )]
-        let whole = above as u64;
+        let whole = above as i64 as u64;
         #[expect(clippy::cast_precision_loss, reason = "below 2^39 it is exact")]
-        let exact = whole as f64 == above && above < LIMIT && is_whole(*key);
-        exact.then_some(whole << PLACE_BITS | place)
+        let same = whole as i64 as f64 == above;
+        exact &= same && above < LIMIT && is_whole(*key) && u64::from(*slot) <= SLOT;
+        whole << SLOT_BITS | u64::from(*slot)
     };
-    keys.iter().zip(0..).map(one).collect()
+    let packed = keys.iter().zip(slots).map(one).collect();
+    exact.then_some(packed)
 }
 
 /// A difference of two such is exact.
@@ -54,32 +72,34 @@ fn is_whole(key: f64) -> bool {
     same && key.abs() < EXACT
 }
 
-/// By the keys; the places in the lowest bits are in order already.
+/// By the keys alone.
 fn sort(mut packed: Vec<u64>) -> Vec<u64> {
     if packed.len() <= SHORT {
-        packed.sort_unstable();
+        packed.sort_by_key(|packed| packed >> SLOT_BITS);
         return packed;
     }
-    let bits = packed.iter().fold(0, |all, packed| all | packed >> PLACE_BITS);
+    let all = packed.iter().fold(0, |all, packed| all | packed >> SLOT_BITS);
+    let bits = u64::BITS - all.leading_zeros();
+    let passes = bits.div_ceil(DIGIT_BITS);
     let mut other = vec![0; packed.len()];
-    let mut shift = PLACE_BITS;
-    while bits >> (shift - PLACE_BITS) != 0 {
-        let digit = |packed: u64| usize::try_from(packed >> shift).unwrap_or(0) & (DIGITS - 1);
-        let mut starts = [0_usize; DIGITS];
+    for pass in 0..passes {
+        let width = bits.div_ceil(passes);
+        let (shift, mask) = (SLOT_BITS + pass * width, (1_usize << width) - 1);
+        let digit = |packed: u64| usize::try_from(packed >> shift).unwrap_or(0) & mask;
+        let mut starts = [0_u32; DIGITS];
         for packed in &packed {
             starts[digit(*packed)] += 1;
         }
         let mut next = 0;
-        for start in &mut starts {
+        for start in &mut starts[..=mask] {
             next += std::mem::replace(start, next);
         }
         for packed in &packed {
             let start = &mut starts[digit(*packed)];
-            other[*start] = *packed;
+            other[*start as usize] = *packed;
             *start += 1;
         }
         std::mem::swap(&mut packed, &mut other);
-        shift += DIGIT_BITS;
     }
     packed
 }
@@ -117,6 +137,14 @@ mod tests {
         assert!(sorted[..numbers].is_sorted_by_key(|slot| key(*slot)));
         assert_eq!((numbers, sorted.len()), (33, 50));
         assert!(sorted[numbers..].is_sorted(), "in the order in which they were");
+    }
+
+    #[test]
+    fn what_is_in_order_already_or_the_other_way_round_keeps_equal_ones_as_they_are() {
+        for step in [-1.0, 1.0] {
+            check(&(0..2_000_u16).map(|n| f64::from(n / 3) * step).collect::<Vec<_>>());
+        }
+        check(&[4.0; 900]);
     }
 
     proptest! {

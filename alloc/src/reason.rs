@@ -94,11 +94,13 @@ impl Reasons {
 /// The share of place `i` among `n`: 1 for the first, 0 for the last, in steps written as the
 /// reference writes them, because rounding shows in the texts.
 pub(crate) fn share(i: usize, n: usize, weight: f64) -> f64 {
-    if n == 1 {
-        return weight;
-    }
-    let step = 1.0 / count(n - 1);
-    count(n - 1 - i) * step * weight
+    shares(n, weight)(i)
+}
+
+/// [`share`] by place.
+fn shares(n: usize, weight: f64) -> impl Fn(usize) -> f64 {
+    let step = 1.0 / count(n.saturating_sub(1));
+    move |i| if n == 1 { weight } else { count(n - 1 - i) * step * weight }
 }
 
 impl Scored {
@@ -112,8 +114,15 @@ impl Scored {
 
     /// Adds the changes to the scores, which are by slot.
     pub(crate) fn apply(&self, score: &mut [f64]) {
-        for (place, slot) in self.order.iter().enumerate() {
-            score[*slot as usize] += self.delta(place);
+        let slots = self.order.iter().map(|slot| *slot as usize);
+        match &self.deltas {
+            Deltas::Linear(weight) => {
+                let share = shares(self.order.len(), *weight);
+                slots.enumerate().for_each(|(place, slot)| score[slot] += share(place));
+            }
+            Deltas::Each(deltas) => {
+                slots.zip(deltas).for_each(|(slot, delta)| score[slot] += delta);
+            }
         }
     }
 

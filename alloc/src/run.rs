@@ -15,6 +15,7 @@ use crate::request::Request;
 use crate::rng::Rng;
 use crate::server::{Unreserved, flag};
 use crate::settings::Settings;
+use crate::slot_set::{SlotSet, slots_of};
 use crate::snapshot::Snapshot;
 use crate::vm::Vm;
 
@@ -73,9 +74,6 @@ impl std::fmt::Debug for Until<'_> {
     }
 }
 
-/// Servers judged between two looks at the time.
-const LOOK: usize = 64;
-
 /// One evaluation: what an algorithm may look at, and, by its methods alone, what it may change.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
@@ -86,6 +84,8 @@ pub(crate) struct Run<'a> {
     pub(crate) rng: Rng,
     /// The servers left, in order.
     list: Arc<Vec<u32>>,
+    /// The same servers, in the order of slots.
+    left: SlotSet,
     /// Flags that all and that any of the servers had which the evaluation began with.
     bits: Bits,
     /// By slot.
@@ -116,6 +116,7 @@ impl<'a> Run<'a> {
             recent,
             rng: Rng::new(seed),
             list: Arc::default(),
+            left: SlotSet::default(),
             bits: Bits::default(),
             scores: vec![0.0; snapshot.capacity()],
             found: Findings::new(request),
@@ -156,7 +157,7 @@ impl<'a> Run<'a> {
     /// Begins with these servers.
     pub(crate) fn start_with(&mut self, list: Vec<u32>) {
         self.bits = Bits::of(self.snapshot, &list);
-        self.list = Arc::new(list);
+        self.leave(list);
     }
 
     /// The servers left, in order.
@@ -166,12 +167,13 @@ impl<'a> Run<'a> {
 
     /// Has these servers left, in this order: some of those that there were.
     pub(crate) fn leave(&mut self, list: Vec<u32>) {
-        self.list = Arc::new(list);
+        self.go_back(&Arc::new(list));
     }
 
     /// Has the servers left that there were at an earlier point, for another try with them.
     pub(crate) fn go_back(&mut self, list: &Arc<Vec<u32>>) {
         self.list = Arc::clone(list);
+        self.left = SlotSet::of(list, self.snapshot.capacity());
     }
 
     /// Flags of the servers that the evaluation began with.
@@ -194,38 +196,23 @@ impl<'a> Run<'a> {
         scored.apply(&mut self.scores);
     }
 
-    /// Judges each server of the list. The list is copied only if one is removed.
+    /// Judges each server of the list, in the order of slots. A judge looks at one server and
+    /// nothing else, so that the order does not matter.
     pub(crate) fn filter(&mut self, mut judge: impl FnMut(&Self, u32) -> Verdict) -> Reasons {
-        let list = Arc::clone(&self.list);
-        let mut each = Vec::new();
-        let mut kept: Option<Vec<u32>> = None;
-        for (i, slot) in list.iter().copied().enumerate() {
-            if i % LOOK == LOOK - 1 && self.is_over() {
+        let mut removed = Vec::new();
+        for word in 0..self.left.words() {
+            if self.is_over() {
                 return Reasons::None;
             }
-            let verdict = judge(self, slot);
-            let keep = match verdict {
-                Verdict::Keep => true,
-                Verdict::Drop => false,
-                Verdict::Because(reason) => {
-                    each.push((slot, reason));
-                    false
-                }
-            };
-            match (&mut kept, keep) {
-                (Some(kept), true) => kept.push(slot),
-                (Some(_), false) | (None, true) => {}
-                (None, false) => {
-                    let mut copy = Vec::with_capacity(list.len() - 1);
-                    copy.extend_from_slice(&list[..i]);
-                    kept = Some(copy);
+            for slot in slots_of(word, self.left.word(word)) {
+                match judge(self, slot) {
+                    Verdict::Keep => {}
+                    Verdict::Drop => removed.push((slot, None)),
+                    Verdict::Because(reason) => removed.push((slot, Some(reason))),
                 }
             }
         }
-        if let Some(kept) = kept {
-            self.list = Arc::new(kept);
-        }
-        Reasons::each(each)
+        self.remove(removed)
     }
 
     /// Keeps the servers that have a flag, or that don't.
@@ -238,11 +225,36 @@ impl<'a> Run<'a> {
         if self.bits.agree(bit, wanted) {
             return Reasons::None;
         }
-        self.filter(
-            |run, slot| {
-                if run.snapshot.has(slot, bit) == wanted { Verdict::Keep } else { removed() }
-            },
-        )
+        let because = |slot| match removed() {
+            Verdict::Because(reason) => (slot, Some(reason)),
+            Verdict::Keep | Verdict::Drop => (slot, None),
+        };
+        let differ = |word: usize| {
+            let (left, flagged) = (self.left.word(word), self.snapshot.flagged(word, bit));
+            slots_of(word, left & if wanted { !flagged } else { flagged })
+        };
+        let removed = (0..self.left.words()).flat_map(differ).map(because).collect();
+        self.remove(removed)
+    }
+
+    /// Removes servers, given in the order of slots; reasons are in the order of the list.
+    fn remove(&mut self, mut removed: Vec<(u32, Option<Reason>)>) -> Reasons {
+        if removed.is_empty() {
+            return Reasons::None;
+        }
+        removed.iter().for_each(|(slot, _)| self.left.remove(*slot));
+        let gone = self.list.iter().filter(|slot| !self.left.has(**slot));
+        let mut each = Vec::new();
+        if removed.iter().any(|(_, reason)| reason.is_some()) {
+            for slot in gone {
+                let place = removed.binary_search_by_key(slot, |(slot, _)| *slot);
+                let reason = place.ok().and_then(|place| removed[place].1.take());
+                each.extend(reason.map(|reason| (*slot, reason)));
+            }
+        }
+        let kept = self.list.iter().copied().filter(|slot| self.left.has(*slot)).collect();
+        self.list = Arc::new(kept);
+        Reasons::each(each)
     }
 
     /// [`Run::filter`] for algorithms that give no reasons.
@@ -252,7 +264,7 @@ impl<'a> Run<'a> {
 
     /// Removes every server, with one reason for all.
     pub(crate) fn clear(&mut self, text: String) -> Reasons {
-        self.list = Arc::default();
+        self.leave(Vec::new());
         Reasons::all(text)
     }
 

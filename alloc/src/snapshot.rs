@@ -14,6 +14,7 @@ use crate::promises::DiskPromise;
 use crate::ratios::{RatioPolicy, Ratios};
 use crate::server::{Nics, Platform, Server, Unreserved, flag};
 use crate::server_name::ServerName;
+use crate::slot_set::WORD;
 
 /// Servers in a chunk: large enough that a snapshot is few pointers, small enough that copying one
 /// takes about a microsecond.
@@ -149,6 +150,13 @@ impl Snapshot {
     #[inline]
     pub(crate) fn has(&self, slot: u32, bit: u32) -> bool {
         self.flags(slot) & bit != 0
+    }
+
+    /// Which of the slots from `word * WORD` on have the flag, the first one in the lowest bit.
+    pub(crate) fn flagged(&self, word: usize, bit: u32) -> u64 {
+        let start = word * WORD;
+        let flags = &self.chunks[start / CHUNK].flags[start % CHUNK..][..WORD];
+        flags.iter().rev().fold(0, |word, flags| word << 1 | u64::from(flags & bit != 0))
     }
 
     #[inline]
