@@ -11,6 +11,10 @@ use serde_json::{Value, json};
 use crate::http::Client;
 use crate::repository;
 
+/// Longest wait for a guest to boot, or to say something: it is emulated, and shares its processor with
+/// whatever else runs. A quiet machine takes a tenth of it.
+pub const BOOT: Duration = Duration::from_secs(240);
+
 /// The folder `scripts/build-guest-image.sh` fills.
 ///
 /// # Panics

@@ -5,14 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
-use muster_tests::guest;
+use muster_tests::guest::{self, BOOT};
 use muster_tests::http::Client;
 use muster_tests::own_network::{self, ports, run, taps};
 use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
-
-/// TCG guests on two busy cores.
-const BOOT: Duration = Duration::from_secs(240);
 
 /// VMs that are made and destroyed.
 const CREATES: u32 = 20;

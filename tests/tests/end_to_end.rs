@@ -7,16 +7,13 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use muster_tests::binary;
 use muster_tests::contract::Contract;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
-use muster_tests::guest;
+use muster_tests::guest::{self, BOOT};
 use muster_tests::http::Client;
 use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
-
-/// A TCG guest on two busy cores.
-const BOOT: Duration = Duration::from_secs(90);
 
 fn payload(image: &str, alias: &str) -> Value {
     json!({

@@ -5,14 +5,11 @@ use std::time::Duration;
 
 use muster_tests::cli;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid, temp_dir};
-use muster_tests::guest;
+use muster_tests::guest::{self, BOOT};
 use muster_tests::http::Client;
 use muster_tests::own_network::{self, run};
 use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
-
-/// TCG guests on two busy cores.
-const BOOT: Duration = Duration::from_secs(120);
 
 /// Makes a VM of the tiny image with these members; returns its uuid.
 async fn create(client: &Client, agent: &Agent, image: &str, more: &Value) -> String {

@@ -2,18 +2,15 @@
 //! stays the same process, and its agent is killed in between.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
-use muster_tests::guest;
+use muster_tests::guest::{self, BOOT};
 use muster_tests::http::Client;
 use muster_tests::kill_points::fault_points;
 use muster_tests::own_network;
 use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
 
-/// TCG guests on two busy cores.
-const BOOT: Duration = Duration::from_secs(90);
 /// How far memory may be from what is wanted: tables grow with it.
 const NEAR_KB: u64 = 4 * 1024;
 

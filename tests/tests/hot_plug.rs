@@ -4,14 +4,12 @@
 use std::time::Duration;
 
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
-use muster_tests::guest;
+use muster_tests::guest::{self, BOOT};
 use muster_tests::http::Client;
 use muster_tests::own_network::{self, run, taps};
 use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
 
-/// TCG guests on two busy cores.
-const BOOT: Duration = Duration::from_secs(90);
 /// Until a guest that is up shows what has changed.
 const SOON: Duration = Duration::from_secs(30);
 

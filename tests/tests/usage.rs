@@ -5,15 +5,13 @@ use std::time::Duration;
 use muster_tests::cli;
 use muster_tests::contract::Contract;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
-use muster_tests::guest;
+use muster_tests::guest::{self, BOOT};
 use muster_tests::http::Client;
 use muster_tests::wait::wait_for;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-/// A TCG guest on two busy cores.
-const BOOT: Duration = Duration::from_secs(120);
 const SOON: Duration = Duration::from_secs(60);
 
 /// What the coordinator says the VM uses now.

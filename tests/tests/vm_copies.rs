@@ -3,13 +3,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use muster_shared::export::{Event, Header, Reader};
 use muster_tests::cli;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
-use muster_tests::guest;
+use muster_tests::guest::{self, BOOT};
 use muster_tests::http::Client;
 use muster_tests::kill_points::fault_points;
 use muster_tests::wait::wait_for;
@@ -18,8 +17,6 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio_tungstenite::tungstenite::Message;
 
-/// TCG guests on two busy cores.
-const BOOT: Duration = Duration::from_secs(120);
 const OCTETS: &str = "application/octet-stream";
 const USAGE: i32 = 2;
 const REFUSED: i32 = 6;
