@@ -29,11 +29,10 @@ packages=(systemd-sysv udev dbus iproute2 kmod nftables procps qemu-system-x86 q
 zfs_packages=(zfsutils-linux runc crun)
 kind=system
 
-say() { echo "system guest: $*" >&2; }
-die() {
-    echo "system guest: error: $*" >&2
-    exit 1
-}
+what="system guest"
+failed=1
+# shellcheck source=scripts/build-cache.sh
+. "$here/build-cache.sh"
 
 case "${1:-}" in
 "") ;;
@@ -43,12 +42,6 @@ case "${1:-}" in
     ;;
 *) die "unknown option '$1', there is --zfs" ;;
 esac
-cache="${MUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/muster}/$kind-guest"
-
-need() { # need COMMAND PACKAGE
-    PATH="$PATH:/usr/sbin:/sbin" type -P "$1" >/dev/null || missing+=("$2 (for $1)")
-}
-missing=()
 need apt-get apt
 need dpkg-deb dpkg
 need depmod kmod
@@ -66,15 +59,8 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 mbr=/usr/lib/syslinux/mbr/mbr.bin
 [ -f "$mbr" ] || missing+=("syslinux-common (for mbr.bin)")
-if [ "${#missing[@]}" -gt 0 ]; then
-    die "missing packages: $(printf '%s, ' "${missing[@]}" | sed 's/, $//'); scripts/setup.sh installs them"
-fi
-export PATH="$PATH:/usr/sbin:/sbin"
-
-mkdir -p "$cache"
-cache="$(cd "$cache" && pwd)"
-exec 9>"$cache/lock"
-flock 9
+check_needed
+open_cache "$kind-guest"
 
 # ---- anything to do? ----
 modules=
@@ -100,8 +86,7 @@ versions() {
     fi
 }
 if [ -z "$kernel" ] || ! list="$(versions | LC_ALL=C sort)"; then
-    newest="$(find "$cache" -mindepth 2 -maxdepth 2 -name disk.raw -printf '%T@ %h\n' | sort -n |
-        tail -n 1 | cut -d' ' -f2-)"
+    newest="$(newest_build disk.raw)"
     [ -n "$newest" ] || die "the package lists lack the kernel or a package; run apt-get update"
     say "the package lists can't be used (apt-get update); taking $newest"
     echo "$newest"
@@ -113,17 +98,8 @@ key="$({
     (cd "$here/system-guest" && find . -type f | LC_ALL=C sort | xargs sha256sum)
 } | sha256sum | cut -c1-16)"
 out="$cache/$key"
-if [ -s "$out/packages" ]; then
-    say "up to date: $out"
-    touch "$out"
-    echo "$out"
-    exit 0
-fi
-
-free_mib="$(df -Pm "$cache" | awk 'NR == 2 { print $4 }')"
-[ "$free_mib" -ge 3072 ] || die "$cache has $free_mib MiB free, 3072 are needed"
-work="$(mktemp -d "$cache/work.XXXXXX")"
-trap 'rm -rf "$work"' EXIT
+if use_build "$out" packages; then exit 0; fi
+make_room 3072
 root="$work/root"
 mkdir "$root"
 
@@ -239,8 +215,6 @@ mv "$work/disk.raw" "$work/vmlinuz" "$ready/"
 echo "$list" >"$ready/packages"
 rm -rf "$out"
 mv "$ready" "$out"
-# Of other versions and of builds that were cut off; who still has one open keeps it.
-find "$cache" -mindepth 1 -maxdepth 1 -type d ! -path "$out" ! -path "$work" ! -path "$cache/apt" \
-    -mmin +1440 -exec rm -rf {} +
+keep_build "$out"
 say "built $out ($(du -m "$out/disk.raw" | cut -f1) MiB)"
 echo "$out"

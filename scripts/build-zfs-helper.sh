@@ -10,23 +10,16 @@ set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
-cache="${MUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/muster}/zfs-library"
+what="zfs library"
+failed=2
+# shellcheck source=scripts/build-cache.sh
+. "$here/build-cache.sh"
 packages=(libzfslinux-dev libzfs4linux libnvpair3linux)
 # Those that the linker asks for.
 libraries=(zfs_core nvpair zfs)
 folder="lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH)"
 
-say() { echo "zfs library: $*" >&2; }
-die() {
-    echo "zfs library: error: $*" >&2
-    exit 2
-}
-
-mkdir -p "$cache"
-cache="$(cd "$cache" && pwd)"
-exec 9>"$cache/lock"
-flock 9
-
+open_cache zfs-library
 # shellcheck source=scripts/debian-contrib.sh
 . "$here/debian-contrib.sh"
 version=
@@ -39,8 +32,7 @@ if [ -z "$version" ]; then
     say "the package lists can't be used; taking $(cat "$tree/version")"
 elif [ "$(cat "$tree/version" 2>/dev/null)" != "$version" ]; then
     say "fetching $version"
-    work="$(mktemp -d "$cache/work.XXXXXX")"
-    trap 'rm -rf "$work"' EXIT
+    make_room 128
     (cd "$work" && apt-get "${apt_private[@]}" -qq download "${packages[@]}" >&2) ||
         die "the packages could not be fetched"
     for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/tree"; done

@@ -10,26 +10,20 @@
 # under a name made of these versions: nothing is built again while they stay the same. It mixes the
 # licences GPL-2 and CDDL, so it stays on the machine that built it.
 # Needs no root, and installs nothing; takes minutes, once. Exits with 2 when they can't be built.
-set -euo pipefail
+set -Eeuo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-cache="${MUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/muster}/zfs-modules"
+what="zfs modules"
+# Whatever fails says nothing about Muster.
+failed=2
+# shellcheck source=scripts/build-cache.sh
+. "$here/build-cache.sh"
 # zfs brings in the others; without one of these it does not load.
 modules=(avl/zavl icp/icp lua/zlua nvpair/znvpair spl/spl unicode/zunicode zcommon/zcommon zfs/zfs
     zstd/zzstd)
 
-say() { echo "zfs modules: $*" >&2; }
-die() {
-    echo "zfs modules: error: $*" >&2
-    exit 2
-}
-# Whatever fails says nothing about Muster.
 trap 'die "line $LINENO failed"' ERR
 
-need() { # need COMMAND PACKAGE
-    PATH="$PATH:/usr/sbin:/sbin" type -P "$1" >/dev/null || missing+=("$2 (for $1)")
-}
-missing=()
 need apt-get apt
 need dpkg-deb dpkg
 need bc bc
@@ -38,21 +32,10 @@ need make build-essential
 need depmod kmod
 need strip binutils
 need flock util-linux
-if [ "${#missing[@]}" -gt 0 ]; then
-    die "missing packages: $(printf '%s, ' "${missing[@]}" | sed 's/, $//'); scripts/setup.sh installs them"
-fi
-export PATH="$PATH:/usr/sbin:/sbin"
-
-mkdir -p "$cache"
-cache="$(cd "$cache" && pwd)"
-exec 9>"$cache/lock"
-flock 9
+check_needed
+open_cache zfs-modules
 
 # ---- anything to do? ----
-newest() {
-    find "$cache" -mindepth 2 -maxdepth 2 -name versions -printf '%T@ %h\n' | sort -n | tail -n 1 |
-        cut -d' ' -f2-
-}
 # shellcheck source=scripts/debian-contrib.sh
 . "$here/debian-contrib.sh"
 kernel=
@@ -61,7 +44,7 @@ if private_apt "$cache/apt"; then
         sed -n 's/.*Depends: \(linux-image-.*-cloud-amd64\).*/\1/p' | head -n 1)"
 fi
 if [ -z "$kernel" ]; then
-    out="$(newest)"
+    out="$(newest_build versions)"
     [ -n "$out" ] || die "the package lists can't be fetched, or lack the kernel"
     say "the package lists can't be used; taking $out"
     echo "$out"
@@ -72,18 +55,8 @@ version() { apt-cache "${apt_private[@]}" show --no-all-versions "$1" | sed -n '
 versions="$kernel $(version "$kernel") zfs-dkms $(version zfs-dkms)"
 # This script is part of the name, by what it builds and how.
 out="$cache/$({ echo "$versions" && cat "${BASH_SOURCE[0]}"; } | sha256sum | cut -c1-16)"
-if [ -s "$out/versions" ]; then
-    say "up to date: $out"
-    touch "$out/versions"
-    echo "$out"
-    exit 0
-fi
-
-free_mib="$(df -Pm "$cache" | awk 'NR == 2 { print $4 }')"
-[ "$free_mib" -ge 1024 ] || die "$cache has $free_mib MiB free, 1024 are needed"
-# No colon and no space in the name: make and autoconf stumble over them.
-work="$(mktemp -d "$cache/work.XXXXXX")"
-trap 'rm -rf "$work"' EXIT
+if use_build "$out" versions; then exit 0; fi
+make_room 1024
 
 # ---- sources ----
 say "fetching $versions"
@@ -131,9 +104,6 @@ mv "$fetch/$kernel"_*.deb "$work/ready/"
 echo "$versions" >"$work/ready/versions"
 rm -rf "$out"
 mv "$work/ready" "$out"
-# Of other versions and of builds that were cut off. A kept one may be older than its kernel's place on
-# the mirror, but nobody builds for it any more.
-find "$cache" -mindepth 1 -maxdepth 1 -type d ! -path "$out" ! -path "$work" ! -path "$cache/apt" \
-    -mmin +1440 -exec rm -rf {} +
+keep_build "$out"
 say "built $out in $((SECONDS - from)) s ($(du -sm "$out/modules" | cut -f1) MiB)"
 echo "$out"

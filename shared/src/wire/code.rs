@@ -163,6 +163,8 @@ codes! {
     PathNotDirectory = "PathNotDirectory",
     /// The host's kernel does not let the agent do it.
     PermissionDenied = "PermissionDenied",
+    /// There is a pool of this name, which was made by somebody else.
+    PoolExists = "PoolExists",
     /// The pool is not there, or does not answer.
     PoolUnavailable = "PoolUnavailable",
     /// The request's condition does not hold.
@@ -256,6 +258,7 @@ impl Code {
             | Self::DatasetHasChildren
             | Self::DatasetHasClones
             | Self::DatasetProtected
+            | Self::PoolExists
             | Self::ImageHasDependentClones
             | Self::ImportInterrupted
             | Self::GuestAgentMissing

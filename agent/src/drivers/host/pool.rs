@@ -19,8 +19,6 @@ use crate::host::{Command, ExecError, Output, SharedExec};
 const LOOK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest run of one that writes to many disks.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(600);
-/// There is a pool of this name that is not the plan's.
-const EXISTS: &str = "PoolExists";
 const COLUMNS: &str = "NAME,SIZE,TYPE,ROTA,RM,MODEL,VENDOR,TRAN,MOUNTPOINTS";
 
 /// Runs a command, whatever its exit code.
@@ -132,7 +130,7 @@ fn exists(plan: &PoolPlan) -> DriverError {
          another name",
         plan.pool
     );
-    DriverError::refused(Code::from(EXISTS), text)
+    DriverError::refused(Code::PoolExists, text)
 }
 
 /// Makes the pool of a plan; one that the plan has made is as good.
@@ -256,7 +254,7 @@ mod tests {
         }
         let other = Bench::new("zones\n", "-\n");
         let refused = create(&other.exec, &plan(), true, &none).await.unwrap_err();
-        assert_eq!(code(&refused), Some(&Code::from(EXISTS)), "{refused}");
+        assert_eq!(code(&refused), Some(&Code::PoolExists), "{refused}");
         assert_eq!((own.done(), other.done()), (Vec::new(), Vec::new()));
     }
 

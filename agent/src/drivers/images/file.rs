@@ -13,7 +13,6 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
-use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ImageUuid, TaskId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -254,22 +253,9 @@ impl Images for FileImages {
         progress: &(dyn Fn(u8) + Send + Sync),
         cancelled: &CancellationToken,
     ) -> Result<(), DriverError> {
-        // Dropping the fetch anywhere leaves a partial file at most.
-        let fetch = self.turns.wait(image, async {
-            match self.record(image).await {
-                Ok(Some(_)) => Ok(()),
-                Ok(None) => self.fetch(image, progress, cancelled).await,
-                Err(error) => {
-                    let error = Chain(&error).to_string();
-                    tracing::warn!(image_uuid = %image, error, "the image is fetched once more");
-                    self.fetch(image, progress, cancelled).await
-                }
-            }
-        });
-        match cancelled.run_until_cancelled(fetch).await {
-            Some(done) => done,
-            None => Err(super::cancelled(image)),
-        }
+        let there = async { self.record(image).await.map(|record| record.is_some()) };
+        let fetch = self.fetch(image, progress, cancelled);
+        self.turns.ensure(image, cancelled, there, fetch).await
     }
 
     async fn list(&self) -> Result<Vec<ImageUsage>, DriverError> {

@@ -3,8 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::ImageUuid;
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::drivers::DriverError;
 
 /// The images that somebody works on.
 #[derive(Debug, Default)]
@@ -21,5 +25,34 @@ impl Turns {
         drop(turn);
         self.0.lock().retain(|_, turn| Arc::strong_count(turn) > 1);
         done
+    }
+
+    /// Installs an image that is not `there`, or of which that can't be told. Dropping `install`
+    /// anywhere leaves at most what the next attempt goes on with or replaces.
+    ///
+    /// # Errors
+    /// Those of `install`; `Cancelled`.
+    pub(super) async fn ensure(
+        &self,
+        image: ImageUuid,
+        cancelled: &CancellationToken,
+        there: impl Future<Output = Result<bool, DriverError>>,
+        install: impl Future<Output = Result<(), DriverError>>,
+    ) -> Result<(), DriverError> {
+        let ensure = self.wait(image, async {
+            match there.await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => {
+                    let error = Chain(&error).to_string();
+                    tracing::warn!(image_uuid = %image, error, "the image is fetched once more");
+                }
+            }
+            install.await
+        });
+        match cancelled.run_until_cancelled(ensure).await {
+            Some(done) => done,
+            None => Err(super::cancelled(image)),
+        }
     }
 }

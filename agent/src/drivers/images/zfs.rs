@@ -226,22 +226,9 @@ impl Images for ZfsImages {
         progress: &(dyn Fn(u8) + Send + Sync),
         cancelled: &CancellationToken,
     ) -> Result<(), DriverError> {
-        // Dropping it anywhere leaves at most what the next attempt goes on with or replaces.
-        let ensure = self.turns.wait(image, async {
-            match self.get(image).await {
-                Ok(Some(_)) => Ok(()),
-                Ok(None) => self.install(image, progress, cancelled).await,
-                Err(error) => {
-                    let error = Chain(&error).to_string();
-                    tracing::warn!(image_uuid = %image, error, "the image is fetched once more");
-                    self.install(image, progress, cancelled).await
-                }
-            }
-        });
-        match cancelled.run_until_cancelled(ensure).await {
-            Some(done) => done,
-            None => Err(super::cancelled(image)),
-        }
+        let there = async { self.get(image).await.map(|installed| installed.is_some()) };
+        let install = self.install(image, progress, cancelled);
+        self.turns.ensure(image, cancelled, there, install).await
     }
 
     async fn list(&self) -> Result<Vec<ImageUsage>, DriverError> {
