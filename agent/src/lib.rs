@@ -8,6 +8,7 @@ pub mod consoles;
 pub mod debug_http;
 pub mod disk_layout;
 pub mod drivers;
+pub mod early_command;
 mod failure;
 pub mod guest_agent;
 pub mod host;

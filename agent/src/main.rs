@@ -16,7 +16,7 @@ use muster_agent::legacy::{LegacyListener, Poster};
 use muster_agent::startup::{self, Folders};
 use muster_agent::tasks::HANDLERS;
 use muster_agent::tasks::registry::Registry;
-use muster_agent::{Agent, Running, shutdown_command, sysinfo_command};
+use muster_agent::{Agent, Running, early_command, shutdown_command, sysinfo_command};
 use muster_shared::clock::SystemClock;
 use muster_shared::config::{
     ConfigCommand, EXIT_CONFIG, EXIT_FAILED, ListenAddress, Loaded, Sources,
@@ -129,6 +129,9 @@ enum Command {
         #[arg(long)]
         only_with_host: bool,
     },
+    /// Carries out a factory reset that was asked for; for the boot, before pools are mounted and the
+    /// agent starts.
+    Early,
     /// Empties the logs of guests that grew too long and keeps their end, as the agent does while it
     /// runs; for a timer, since guests print on without their agent.
     TrimLogs,
@@ -165,6 +168,7 @@ fn main() -> ExitCode {
             let timeout = Duration::from_secs(timeout);
             shutdown_guests(&config, shutdown_command::Options { timeout, only_with_host })
         }
+        Some(Command::Early) => early(&config),
         Some(Command::TrimLogs) => qemu::trim_logs(&config.data_dir)
             .with_context(|| format!("look for guests in {}", config.data_dir.display())),
         Some(Command::FaultPoints { .. } | Command::Config(_)) | None => run(&config, &log),
@@ -211,6 +215,17 @@ fn shutdown_guests(config: &Config, options: shutdown_command::Options) -> anyho
     let ended = runtime.context("start the runtime")?.block_on(ended)?;
     anyhow::ensure!(ended, "some guests still run");
     Ok(())
+}
+
+fn early(config: &Config) -> anyhow::Result<()> {
+    let folders = Folders::open(config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let say = |line: String| eprintln!("muster-agent: {line}");
+    let done = async {
+        let host = startup::early_host(config, &folders).await?;
+        early_command::run(&folders, host.as_ref(), say).await
+    };
+    runtime.context("start the runtime")?.block_on(done)
 }
 
 /// Reads and checks the configuration and starts logging; nothing is opened or bound.

@@ -9,6 +9,7 @@ use muster_shared::clock::{SharedClock, SystemClock};
 use muster_shared::config::ListenAddress;
 use muster_shared::entropy::{SeededEntropy, SharedEntropy};
 use muster_shared::folders::{check_own, make_private};
+use muster_shared::ids::ServerUuid;
 use muster_shared::link::Dialer;
 use muster_shared::link::websocket::WebsocketDialer;
 use muster_shared::telemetry::LogRing;
@@ -22,13 +23,14 @@ use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::Router;
 use crate::drivers::compute::qemu::{Qemu, QemuConfig, isolation};
 use crate::drivers::coordinators::DialedCoordinators;
+use crate::drivers::host::{self, Host};
+use crate::drivers::images;
 use crate::drivers::network::links::NetlinkLinks;
 use crate::drivers::network::{BridgedConfig, BridgedNetworks, PublishOn, UserNetworks};
 use crate::drivers::node::{Document, FileDocuments};
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::DISKS;
 use crate::drivers::zfs::{CommandZfs, Delegated, ZfsConfig};
-use crate::drivers::{host, images};
 use crate::guest_agent::GuestAgents;
 use crate::host::{Presence, SharedExec, SystemExec, procfs};
 use crate::node::Drivers;
@@ -62,9 +64,9 @@ pub struct Folders {
 }
 
 /// Lies in each folder that one agent at a time may use.
-const LOCK_FILE: &str = "agent.lock";
+pub(crate) const LOCK_FILE: &str = "agent.lock";
 /// The folder of the VM records in the data folder.
-const VMS: &str = "vms";
+pub(crate) const VMS: &str = "vms";
 
 impl Folders {
     /// Makes and locks them; the kernel frees the lock when the process ends.
@@ -120,7 +122,7 @@ impl Folders {
 
     /// Where copies of the files lie that say whose node this is. A copy beside the original
     /// would be lost with it.
-    fn copies(&self) -> Option<PathBuf> {
+    pub(crate) fn copies(&self) -> Option<PathBuf> {
         (self.storage != self.data).then(|| self.storage.join("node"))
     }
 
@@ -183,11 +185,7 @@ pub async fn open(
     let credentials = credentials(config)?;
     let dialer: Arc<dyn Dialer> = Arc::new(dialer(&credentials, entropy.clone())?);
     let boot_id = procfs::boot_id().context("read the boot id")?;
-    let sources =
-        identity::Sources { configured: config.server_uuid, byte_order: config.uuid_byte_order };
-    let server_uuid = identity::determine(&sources, &folders.data, Path::new("/"))
-        .await
-        .context("find out which server this is")?;
+    let server_uuid = server_uuid(config, folders).await?;
     if let Some(copies) = folders.copies() {
         identity::keep(server_uuid, &copies).await.context("keep a copy of the server's UUID")?;
     }
@@ -314,7 +312,6 @@ async fn drivers(
         networks: networks.clone(),
         zpools,
     }));
-    let wiring = host::Wiring { wires: Arc::new(NetlinkLinks), server: agent.server_uuid };
     let cnapi = config.legacy.cnapi_url.as_deref().and_then(|url| url.parse().ok());
     let coordinators = DialedCoordinators::new(dialer.clone(), agent.coordinators.clone(), cnapi);
     let coordinators = Arc::new(coordinators);
@@ -324,13 +321,7 @@ async fn drivers(
         networks,
         storage,
         images,
-        host: host::open(
-            config.host.actions,
-            config.security.allow_command_execute,
-            exec,
-            &folders.run,
-            wiring,
-        ),
+        host: host_driver(config, folders, exec, server_uuid),
         bridges: Bridges::default(),
         coordinators,
         settings: Arc::new(FileSettings::new(&folders.data)),
@@ -343,6 +334,33 @@ async fn drivers(
         clock,
         entropy,
     }))
+}
+
+async fn server_uuid(config: &Config, folders: &Folders) -> anyhow::Result<ServerUuid> {
+    let sources =
+        identity::Sources { configured: config.server_uuid, byte_order: config.uuid_byte_order };
+    let determined = identity::determine(&sources, &folders.data, Path::new("/")).await;
+    determined.context("find out which server this is")
+}
+
+/// The host as it is at boot, before there is an agent.
+///
+/// # Errors
+/// Nothing tells which server it is.
+pub async fn early_host(config: &Config, folders: &Folders) -> anyhow::Result<Arc<dyn Host>> {
+    let server = server_uuid(config, folders).await?;
+    Ok(host_driver(config, folders, Arc::new(SystemExec::new()), server))
+}
+
+fn host_driver(
+    config: &Config,
+    folders: &Folders,
+    exec: SharedExec,
+    server: ServerUuid,
+) -> Arc<dyn Host> {
+    let wiring = host::Wiring { wires: Arc::new(NetlinkLinks), server };
+    let allow_execute = config.security.allow_command_execute;
+    host::open(config.host.actions, allow_execute, exec, &folders.run, wiring)
 }
 
 /// The node's ZFS, if it has any.

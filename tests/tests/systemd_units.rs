@@ -6,7 +6,8 @@ use std::process::Command;
 use muster_tests::repository;
 use tempfile::TempDir;
 
-const UNITS: [&str; 6] = [
+const UNITS: [&str; 7] = [
+    "muster-agent-early.service",
     "muster-agent.service",
     "muster-coordinator.service",
     "muster-guest-logs.service",

@@ -75,14 +75,14 @@ pub enum Call {
         /// The snapshot, with the dataset's name.
         snapshot: String,
     },
-    /// `lzc_hold`: all or none.
+    /// `lzc_hold`: those that are there, and fails if one is not.
     Hold {
         /// The tag.
         tag: String,
         /// Names of snapshots of one pool.
         snapshots: Vec<String>,
     },
-    /// `lzc_release`: all or none.
+    /// `lzc_release`: those that are held so.
     Release {
         /// The tag.
         tag: String,

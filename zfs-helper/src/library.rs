@@ -13,6 +13,9 @@ use super::Library;
 /// Longest name of a dataset with its end, as `lzc_promote` wants room for.
 const NAME_BYTES: usize = 256;
 
+/// No such file or directory, as the library says of what is not there.
+const ENOENT: i32 = 2;
+
 /// The library, opened when it is first needed: the kernel's module may come later.
 #[derive(Debug, Default)]
 struct Opened(Option<Zfs>);
@@ -77,13 +80,24 @@ fn done(zfs: &Zfs, call: &Call) -> Outcome {
         }
         Call::Hold { tag, snapshots } => {
             let holds: Vec<_> = names(snapshots).map(|name| (name, tag.as_str())).collect();
-            several(zfs.hold(&holds, None))
+            match several(zfs.hold(&holds, None)) {
+                // What is not there is passed over, which the library tells nobody.
+                Outcome::Done => all_there(zfs, snapshots),
+                failed => failed,
+            }
         }
         Call::Release { tag, snapshots } => {
             let held: Vec<_> = names(snapshots).map(|name| (name, [tag.as_str()])).collect();
             several(zfs.release(&held))
         }
     }
+}
+
+/// Fails with those of these snapshots that are not there.
+fn all_there(zfs: &Zfs, snapshots: &[String]) -> Outcome {
+    let missing = snapshots.iter().filter(|name| !zfs.exists(name.as_str()));
+    let of: BTreeMap<_, _> = missing.map(|name| (name.clone(), ENOENT)).collect();
+    if of.is_empty() { Outcome::Done } else { Outcome::Failed { errno: ENOENT, of } }
 }
 
 fn with(

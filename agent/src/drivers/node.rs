@@ -25,7 +25,7 @@ pub enum Document {
 impl Document {
     /// Its file in the data folder.
     #[must_use]
-    pub fn file_name(self) -> &'static str {
+    pub const fn file_name(self) -> &'static str {
         match self {
             Self::Setup => "setup.json",
             Self::FactoryReset => "factory-reset.json",
@@ -74,6 +74,15 @@ impl FileDocuments {
             Some(content) => self.copy_cluster(&content).await,
             None => Ok(()),
         }
+    }
+
+    /// Removes one; durable when it returns. None is no error.
+    ///
+    /// # Errors
+    /// It can't be removed.
+    pub async fn remove(&self, document: Document) -> Result<(), DriverError> {
+        files::remove(&self.data_dir.join(document.file_name())).await?;
+        files::sync_folder(&self.data_dir).await
     }
 
     async fn copy_cluster(&self, content: &[u8]) -> Result<(), DriverError> {

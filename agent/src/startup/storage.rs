@@ -15,7 +15,7 @@ use crate::drivers::images::{
     self, Credentials, FileImages, FileImagesConfig, Images, ZfsImages, ZfsImagesConfig,
 };
 use crate::drivers::storage::zfs::{HostDevices, Owner, ZfsStorage, ZfsStorageConfig};
-use crate::drivers::storage::{FileStorage, FileStorageConfig, Pools, Storage};
+use crate::drivers::storage::{FileStorage, FileStorageConfig, IMAGES, Pools, Storage};
 use crate::drivers::zfs::Zfs;
 use crate::host::SharedExec;
 
@@ -105,7 +105,7 @@ impl Parts<'_> {
         }
         let volumes = ZfsImagesConfig {
             pool: config.pool.clone(),
-            folder: self.folders.storage.join("images"),
+            folder: self.folders.storage.join(IMAGES),
             owner: self.owner(),
             storage: storage.clone(),
         };

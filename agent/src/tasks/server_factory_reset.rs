@@ -4,16 +4,16 @@
 use std::time::Duration;
 
 use muster_shared::wire::Code;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::server_reboot;
-use super::server_setup::SETUP_TASKS;
+use super::server_setup::{self, SETUP_TASKS};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::host::HostAction;
+use crate::drivers::host::reset::{Reset as Wanted, Wipe};
 use crate::drivers::node::Document;
-
-const WIPES: &[&str] = &["labels", "discard", "none"];
 
 /// The kind; parameters `confirm` (the server's uuid), `wipe`, `reboot`.
 #[derive(Debug)]
@@ -34,19 +34,16 @@ impl Handler for ServerFactoryReset {
             .ok_or_else(|| TaskFailure::bad_param("confirm", "must be the server's uuid"))?
             .to_ascii_lowercase();
         let wipe = match params.get("wipe") {
-            None | Some(Value::Null) => "labels",
-            Some(Value::String(wipe)) if WIPES.contains(&wipe.as_str()) => wipe,
-            Some(_) => {
-                return Err(TaskFailure::bad_param("wipe", "must be labels, discard or none"));
-            }
+            None | Some(Value::Null) => Wipe::default(),
+            Some(wipe) => Wipe::deserialize(wipe)
+                .map_err(|_| TaskFailure::bad_param("wipe", "must be labels, discard or none"))?,
         };
         let reboot = match params.get("reboot") {
             None | Some(Value::Null) => true,
             Some(Value::Bool(reboot)) => *reboot,
             Some(_) => return Err(TaskFailure::bad_param("reboot", "must be true or false")),
         };
-        let action = HostAction::FactoryReset { wipe: wipe.to_owned() };
-        let job = Reset { confirm, action, reboot };
+        let job = Reset { confirm, wipe, reboot };
         Ok(Plan::of(vec![Lock::ServerExclusive], job, STEPS).only_if(reboot, "reboot"))
     }
 }
@@ -57,18 +54,27 @@ const STEPS: &[Row<Reset>] =
 #[derive(Debug)]
 struct Reset {
     confirm: String,
-    action: HostAction,
+    wipe: Wipe,
     reboot: bool,
 }
 
 impl Reset {
+    /// With the pool that the setup has made, if it has made one.
+    async fn wanted(&self, ctx: &TaskContext) -> Result<Wanted, TaskFailure> {
+        let setup = server_setup::record(ctx).await?.filter(|setup| setup.pool_begun);
+        let pool = setup.and_then(|setup| setup.pool_plan);
+        let (task, wipe) = (ctx.task_id.clone(), self.wipe);
+        Ok(Wanted { task, wipe, pool, devices: None, done: false })
+    }
+
     async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let report = ctx.drivers.report.sysinfo_within(Duration::MAX).await;
         let uuid = report.sysinfo.get("UUID").and_then(Value::as_str).unwrap_or_default();
         if self.confirm != uuid {
             return Err(TaskFailure::bad_param("confirm", "is not this server's uuid"));
         }
-        ctx.drivers.host.ready(&self.action).await?;
+        let action = HostAction::FactoryReset(Box::new(self.wanted(ctx).await?));
+        ctx.drivers.host.ready(&action).await?;
         if self.reboot {
             ctx.drivers.host.ready(&HostAction::Reboot).await?;
         }
@@ -82,10 +88,16 @@ impl Reset {
 
     /// From here on the reset happens at the next boot, whatever becomes of this task.
     async fn mark(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let note = json!({ "task": ctx.task_id });
-        ctx.drivers.node.write(Document::FactoryReset, &note).await?;
-        ctx.drivers.host.act(&self.action).await?;
         ctx.finish_with(json!({ "setup_state": "factory_reset_pending" }));
+        let noted = ctx.drivers.node.read(Document::FactoryReset).await?;
+        let own = noted.filter(|noted| noted["task"] == json!(ctx.task_id));
+        if own.is_some_and(|noted| noted["done"] == true) {
+            // The node went down before the journal knew.
+            return Ok(());
+        }
+        let wanted = self.wanted(ctx).await?;
+        ctx.drivers.node.write(Document::FactoryReset, &json!(wanted)).await?;
+        ctx.drivers.host.act(&HostAction::FactoryReset(Box::new(wanted))).await?;
         Ok(())
     }
 

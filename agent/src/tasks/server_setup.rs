@@ -356,7 +356,7 @@ async fn act(ctx: &TaskContext, action: Option<&HostAction>) -> Result<Value, Ta
     }
 }
 
-async fn record(ctx: &TaskContext) -> Result<Option<Setup>, TaskFailure> {
+pub(super) async fn record(ctx: &TaskContext) -> Result<Option<Setup>, TaskFailure> {
     let Some(stored) = ctx.drivers.node.read(Document::Setup).await? else { return Ok(None) };
     let parsed = serde_json::from_value(stored);
     parsed.map(Some).map_err(|error| {

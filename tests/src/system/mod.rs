@@ -47,8 +47,9 @@ const GRACE: Duration = Duration::from_secs(20);
 const MEMORY_MIB: u32 = 3072;
 /// Where its hypervisor listens, in its folder.
 const QMP_SOCKET: &str = "qmp";
-/// Disks that nobody uses, and the size of each, bytes.
+/// Disks that nobody uses.
 const SPARE_DISKS: u64 = 4;
+/// The size of each unless a test says otherwise, bytes.
 const SPARE_BYTES: u64 = 256 * 1024 * 1024;
 
 /// What a script did.
@@ -107,7 +108,7 @@ impl System {
     /// # Panics
     /// If there is no image, or it does not come up.
     pub async fn start() -> Self {
-        Self::start_with(None).await
+        Self::start_with(None, SPARE_BYTES).await
     }
 
     /// As [`Self::start`], with a second interface, whose cable leads to the test.
@@ -115,16 +116,24 @@ impl System {
     /// # Panics
     /// As [`Self::start`].
     pub async fn start_with_cable() -> Self {
-        Self::start_with(Some(Cable::lay().expect("free ports"))).await
+        Self::start_with(Some(Cable::lay().expect("free ports")), SPARE_BYTES).await
     }
 
-    async fn start_with(cable: Option<Cable>) -> Self {
+    /// As [`Self::start`], with spare disks of another size, bytes.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub async fn start_with_disks(spare_bytes: u64) -> Self {
+        Self::start_with(None, spare_bytes).await
+    }
+
+    async fn start_with(cable: Option<Cable>, spare_bytes: u64) -> Self {
         let guest = guest_folder();
         let dir = temp_dir();
         payload::write(&dir.path().join("payload.raw"));
         for number in 0..SPARE_DISKS {
             let disk = File::create(dir.path().join(format!("spare{number}.raw")));
-            disk.and_then(|disk| disk.set_len(SPARE_BYTES)).expect("a disk");
+            disk.and_then(|disk| disk.set_len(spare_bytes)).expect("a disk");
         }
         let port = free_port();
         let mut arguments = arguments(&guest, dir.path(), port);

@@ -20,7 +20,8 @@ install -m 644 /mnt/payload/systemd/*.service /mnt/payload/systemd/*.slice \
     /mnt/payload/systemd/*.timer /etc/systemd/system/
 install -D -m 644 -t /etc/muster /mnt/payload/systemd/*.toml
 systemctl daemon-reload
-systemctl enable muster-coordinator muster-agent muster-guests-shutdown muster-guest-logs.timer
+systemctl enable muster-coordinator muster-agent muster-agent-early muster-guests-shutdown \
+    muster-guest-logs.timer
 systemctl start muster-coordinator muster-agent muster-guests-shutdown muster-guest-logs.timer
 ";
 

@@ -6,3 +6,4 @@ mod endpoints;
 mod faults;
 mod machines;
 mod pools;
+mod setup;

@@ -49,9 +49,9 @@ pub(crate) async fn told(node: &Node, within: Duration, is_it: impl Fn(&str) -> 
 }
 
 /// Longest until the pool is said to be degraded.
-const TOLD_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const TOLD_WITHIN: Duration = Duration::from_secs(10);
 /// Writes all the time, so that the loss of a disk is met.
-const WRITER: &str = "systemd-run -q --unit=writer bash -c \
+pub(crate) const WRITER: &str = "systemd-run -q --unit=writer bash -c \
     'while :; do dd if=/dev/urandom of=/zones/noise bs=64k count=8 conv=fsync status=none; done'";
 
 #[tokio::test]

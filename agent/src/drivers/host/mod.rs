@@ -8,6 +8,7 @@ mod bridges;
 mod pool;
 pub mod real;
 pub mod refuse;
+pub mod reset;
 pub mod sim;
 
 use std::collections::BTreeSet;
@@ -21,6 +22,7 @@ use muster_shared::wire::Code;
 use serde_json::Value;
 
 pub use self::bridges::NicBridge;
+use self::reset::Reset;
 use super::DriverError;
 use super::network::links::Wires;
 use crate::disk_layout::inventory::Found;
@@ -47,10 +49,11 @@ pub enum HostAction {
         wipe: BTreeSet<String>,
     },
     /// Wipe the node at its next boot.
-    FactoryReset {
-        /// What becomes of the disks: `labels`, `discard` or `none`.
-        wipe: String,
-    },
+    FactoryReset(Box<Reset>),
+    /// See what the reset takes away. Yields the devices of the pool, or null when that has lost its mark.
+    BeginWipe(Box<Reset>),
+    /// Take away what the reset does.
+    Wipe(Box<Reset>),
     /// Run the script that ends a setup, as root.
     FinishSetup {
         /// The script, with its `#!` line.
@@ -81,7 +84,8 @@ impl HostAction {
             Self::PowerOff => "power off",
             Self::SetHostname(_) => "set the host name",
             Self::CreatePool { .. } => "make a pool",
-            Self::FactoryReset { .. } => "wipe the node",
+            Self::FactoryReset(_) => "wipe the node at its next boot",
+            Self::BeginWipe(_) | Self::Wipe(_) => "wipe the node",
             Self::FinishSetup { .. } => "run the script that ends the setup",
             Self::SetBridges(_) => "change the bridges of nic tags",
             Self::Execute { .. } => "run a script",

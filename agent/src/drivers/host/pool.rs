@@ -16,19 +16,23 @@ use crate::drivers::DriverError;
 use crate::host::{Command, ExecError, Output, SharedExec};
 
 /// Longest run of a command that only looks.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const LOOK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest run of one that writes to many disks.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(600);
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(600);
 const COLUMNS: &str = "NAME,SIZE,TYPE,ROTA,RM,MODEL,VENDOR,TRAN,MOUNTPOINTS";
 
 /// Runs a command, whatever its exit code.
-async fn run(exec: &SharedExec, argv: &[&str], limit: Duration) -> Result<Output, DriverError> {
+pub(super) async fn run(
+    exec: &SharedExec,
+    argv: &[&str],
+    limit: Duration,
+) -> Result<Output, DriverError> {
     let command = Command::new(argv.iter().copied(), limit);
     exec.run(&command, &CancellationToken::new()).await.map_err(|error| failed(argv, error))
 }
 
 /// Runs a command that has to succeed.
-async fn must_run(
+pub(super) async fn must_run(
     exec: &SharedExec,
     argv: &[&str],
     limit: Duration,
@@ -104,15 +108,16 @@ async fn read_links(folder: &Path) -> Result<Vec<(String, String)>, DriverError>
 
 /// Whose a pool is.
 #[derive(Debug, PartialEq, Eq)]
-enum Owner {
+pub(super) enum Owner {
     /// There is none.
     Nobody,
     /// It was made by this plan.
     Plan,
+    /// It was made otherwise.
     Other,
 }
 
-async fn owner(exec: &SharedExec, plan: &PoolPlan) -> Result<Owner, DriverError> {
+pub(super) async fn owner(exec: &SharedExec, plan: &PoolPlan) -> Result<Owner, DriverError> {
     let pools = must_run(exec, &["zpool", "list", "-H", "-o", "name"], LOOK_TIMEOUT).await?;
     let pools = String::from_utf8_lossy(&pools).into_owned();
     if !pools.lines().any(|name| name == plan.pool) {
@@ -124,7 +129,8 @@ async fn owner(exec: &SharedExec, plan: &PoolPlan) -> Result<Owner, DriverError>
     Ok(if is_its { Owner::Plan } else { Owner::Other })
 }
 
-fn exists(plan: &PoolPlan) -> DriverError {
+/// `PoolExists`.
+pub(super) fn exists(plan: &PoolPlan) -> DriverError {
     let text = format!(
         "there is a pool {} that this setup has not made: it is left alone. Export it or give it \
          another name",

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
-use super::{Host, HostAction, NicBridge, Wiring, bridges, pool};
+use super::{Host, HostAction, NicBridge, Wiring, bridges, pool, reset};
 use crate::disk_layout::inventory::Found;
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, ExecError, Output, SharedExec};
@@ -183,10 +183,7 @@ impl Host for RealHost {
         }
         match action {
             HostAction::CreatePool { .. } => pool::ready(&self.exec).await,
-            HostAction::FactoryReset { .. } => Err(DriverError::refused(
-                Code::NotSupported,
-                "this agent has no means to wipe the node at its next boot",
-            )),
+            HostAction::FactoryReset(wanted) => reset::ready(&self.exec, wanted).await,
             _ => Ok(()),
         }
     }
@@ -219,8 +216,15 @@ impl Host for RealHost {
             HostAction::CreatePool { plan, again, wipe } => {
                 pool::create(&self.exec, plan, *again, wipe).await.map(|()| Value::Null)
             }
-            // Refused or done above.
-            HostAction::FactoryReset { .. } | HostAction::SetBridges(_) => Ok(Value::Null),
+            HostAction::FactoryReset(wanted) => {
+                reset::mark(&self.exec, wanted).await.map(|()| Value::Null)
+            }
+            HostAction::BeginWipe(wanted) => reset::devices(&self.exec, wanted).await,
+            HostAction::Wipe(begun) => {
+                reset::destroy(&self.exec, begun).await.map(|()| Value::Null)
+            }
+            // Done above.
+            HostAction::SetBridges(_) => Ok(Value::Null),
             HostAction::Execute { script, args, env, timeout_ms } => {
                 let timeout = match timeout_ms {
                     0 => SCRIPT_TIMEOUT,

@@ -67,7 +67,7 @@ impl Host for SimHost {
                     json!({ "exitCode": 0, "signal": null, "stdout": "", "stderr": "" })
                 }
                 HostAction::Reboot => json!(false),
-                HostAction::SetBridges(_) => json!([]),
+                HostAction::SetBridges(_) | HostAction::BeginWipe(_) => json!([]),
                 _ => Value::Null,
             })
         };

@@ -27,7 +27,7 @@ use super::repository::Repository;
 use super::turns::Turns;
 use super::unpack::{self, Work};
 use super::{Credentials, ImageUsage, Images, Installed, manifest, usage};
-use crate::drivers::storage::{Storage, qcow2};
+use crate::drivers::storage::{IMAGES, Storage, qcow2};
 use crate::drivers::{DriverError, files};
 use crate::host::SharedExec;
 
@@ -85,7 +85,7 @@ impl FileImages {
         clock: &SharedClock,
         entropy: SharedEntropy,
     ) -> Result<Self, DriverError> {
-        let folder = config.storage_dir.join("images");
+        let folder = config.storage_dir.join(IMAGES);
         files::make_folder(&folder).await?;
         sweep(&folder, clock).await?;
         let opened = Self {

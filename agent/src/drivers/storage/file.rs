@@ -39,7 +39,9 @@ use crate::host::{Command, SharedExec};
 /// The folder of the disks in the storage folder.
 pub const DISKS: &str = "vols";
 /// The folder of the images in the storage folder.
-const IMAGES: &str = "images";
+pub const IMAGES: &str = "images";
+/// The folder of the copies of VM records in the storage folder.
+pub const RECORD_COPIES: &str = "records";
 /// An empty qcow2 file is written in milliseconds; a disk that hangs this long is broken.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Space a fresh disk needs, with room to boot; below this no disk is made, bytes.
@@ -100,7 +102,7 @@ impl FileStorage {
     /// A folder could not be made.
     pub async fn open(config: FileStorageConfig, exec: SharedExec) -> Result<Self, DriverError> {
         let at = |name: &str| config.storage_dir.join(name);
-        let (vols, images, copies) = (at(DISKS), at(IMAGES), Copies::new(at("records")));
+        let (vols, images, copies) = (at(DISKS), at(IMAGES), Copies::new(at(RECORD_COPIES)));
         let marker = Marker::new(&config.pool, &config.storage_dir, &config.data_dir);
         if marker.open(config.server_uuid).await? {
             files::make_folder(&vols).await?;

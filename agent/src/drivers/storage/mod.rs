@@ -28,7 +28,7 @@ use muster_shared::units::MIB;
 use super::DriverError;
 
 pub use crate::vm_record::Identity;
-pub use file::{DISKS, FileStorage, FileStorageConfig};
+pub use file::{DISKS, FileStorage, FileStorageConfig, IMAGES, RECORD_COPIES};
 pub use fill::{MAX_PIECE_BYTES, SnapshotPiece, check_piece, not_being_filled};
 pub use pools::Pools;
 use refusals::not_supported;

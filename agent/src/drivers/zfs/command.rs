@@ -287,6 +287,10 @@ impl Zfs for CommandZfs {
                     code: Code::SnapshotNotFound | Code::DatasetNotFound,
                     ..
                 }) => {}
+                // All that keeps a snapshot: it says this of one that is held.
+                Err(DriverError::Refused { code: Code::DatasetBusy, message, source }) => {
+                    return Err(DriverError::Refused { code: Code::SnapshotHeld, message, source });
+                }
                 done => done?,
             }
         }

@@ -192,7 +192,7 @@ async fn streams(zfs: &dyn Zfs, root: &Dataset, fill: &(dyn Fn(&Dataset) + Sync)
     let mut sent = zfs.send(&whole).await.unwrap();
     let mut data = Vec::new();
     sent.data.read_to_end(&mut data).await.unwrap();
-    sent.end().await.unwrap();
+    sent.sender.end().await.unwrap();
 
     let how = Receive { properties: properties(&[("muster:note", "got")]), ..Receive::default() };
     let half = std::io::Cursor::new(data[..data.len() * 2 / 3].to_vec());
@@ -202,6 +202,7 @@ async fn streams(zfs: &dyn Zfs, root: &Dataset, fill: &(dyn Fn(&Dataset) + Sync)
     let token = value(zfs, &to, "receive_resume_token").await;
     let rest = zfs.send(&StreamOf::Rest(token)).await.unwrap();
     zfs.receive(&at, &Receive::default(), rest.data).await.unwrap();
+    rest.sender.end().await.unwrap();
     assert_eq!(value(zfs, &at, "guid").await, value(zfs, &one, "guid").await);
     zfs.abort_receive(&to).await.unwrap_err();
 
@@ -209,9 +210,12 @@ async fn streams(zfs: &dyn Zfs, root: &Dataset, fill: &(dyn Fn(&Dataset) + Sync)
     let sent = zfs.send(&changes).await.unwrap();
     let at = to.at("2").unwrap();
     zfs.receive(&at, &Receive::default(), sent.data).await.unwrap();
+    sent.sender.end().await.unwrap();
     assert_eq!(value(zfs, &at, "guid").await, value(zfs, &two, "guid").await);
     let again = zfs.send(&whole).await.unwrap();
     check_code(&zfs.receive(&at, &Receive::default(), again.data).await, &Code::DatasetExists);
+    // Whether it had sent all by then is its own business.
+    drop(again.sender.end().await);
     for dataset in [&from, &to] {
         let both = [dataset.at("1").unwrap(), dataset.at("2").unwrap()];
         zfs.destroy_snapshots(&both, false).await.unwrap();

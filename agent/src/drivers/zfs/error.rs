@@ -21,6 +21,7 @@ const TEXTS: &[(&str, Code)] = &[
     ("more recent snapshots or bookmarks exist", Code::DatasetBusy),
     ("has children", Code::DatasetHasChildren),
     ("has dependent clones", Code::DatasetHasClones),
+    ("snapshot is cloned", Code::DatasetHasClones),
     ("out of space", Code::NoSpace),
     ("quota exceeded", Code::NoSpace),
     ("no space left", Code::NoSpace),

@@ -32,7 +32,7 @@ pub use self::name::{
     BadName, BadProperty, Dataset, MAX_NAME_BYTES, Name, Snapshot, check_property, check_setting,
     is_user_property,
 };
-pub use self::streams::SendStream;
+pub use self::streams::{SendStream, Sender};
 
 use super::DriverError;
 
@@ -286,7 +286,7 @@ pub trait Zfs: fmt::Debug + Send + Sync + 'static {
     /// is no error.
     ///
     /// # Errors
-    /// `SnapshotNotFound`.
+    /// `SnapshotNotFound`; those that are there may be held all the same.
     async fn hold(&self, tag: &str, snapshots: &[Snapshot]) -> Result<(), DriverError>;
 
     /// Ends what [`Self::hold`] began; one that is not held so is no error.
@@ -326,7 +326,7 @@ pub trait Zfs: fmt::Debug + Send + Sync + 'static {
     /// `InvalidProperty`.
     async fn inherit(&self, name: &Name, property: &str) -> Result<(), DriverError>;
 
-    /// Begins to send. What was sent is good only if the end of it said so, see [`SendStream::end`].
+    /// Begins to send. What was sent is good only if the end of it said so, see [`Sender::end`].
     ///
     /// # Errors
     /// See the trait. What goes wrong later is told at the end of the stream.

@@ -18,12 +18,18 @@ const STALL: Duration = Duration::from_secs(600);
 /// Read and written at once, bytes.
 const CHUNK_BYTES: usize = 128 * 1024;
 
-/// A snapshot that is being sent. Dropped, the sender is ended.
+/// A snapshot that is being sent. Dropped, the sender is told to end, and until it has the snapshot can't
+/// be removed.
 pub struct SendStream {
-    /// What is sent. Its end says nothing of whether that was all: see [`Self::end`].
+    /// What is sent. Its end says nothing of whether that was all: see [`Sender::end`].
     pub data: Box<dyn AsyncRead + Send + Unpin>,
-    sender: Option<RunningChild>,
+    /// Who sends it.
+    pub sender: Sender,
 }
+
+/// Who sends a [`SendStream`].
+#[derive(Debug)]
+pub struct Sender(Option<RunningChild>);
 
 impl fmt::Debug for SendStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -34,17 +40,18 @@ impl fmt::Debug for SendStream {
 impl SendStream {
     /// One that is whole already.
     pub(super) fn whole(data: impl AsyncRead + Send + Unpin + 'static) -> Self {
-        Self { data: Box::new(data), sender: None }
+        Self { data: Box::new(data), sender: Sender(None) }
     }
+}
 
-    /// Once all of it was read: whether it was all.
+impl Sender {
+    /// Once the data was read, or dropped: whether that was all. Nothing keeps the snapshot any more when
+    /// this returns.
     ///
     /// # Errors
     /// The sender failed: what was read is not good.
     pub async fn end(self) -> Result<(), DriverError> {
-        // A sender that still writes must not wait for us.
-        drop(self.data);
-        match self.sender {
+        match self.0 {
             Some(sender) => ended(sender).await,
             None => Ok(()),
         }
@@ -89,7 +96,7 @@ pub(super) async fn send(programs: &Programs, what: &StreamOf) -> Result<SendStr
     arguments.extend(of.iter().map(String::as_str));
     let mut sender = programs.pipe(&arguments, false).await?;
     let data = sender.take_stdout().ok_or_else(|| no_pipe("zfs send"))?;
-    Ok(SendStream { data: Box::new(data), sender: Some(sender) })
+    Ok(SendStream { data: Box::new(data), sender: Sender(Some(sender)) })
 }
 
 /// About how many bytes [`send`] will have.

@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use super::probe::Probe;
 use super::{keys, zpool};
+use crate::drivers::host::reset::Reset;
+use crate::drivers::node::Document;
 use crate::drivers::settings;
 use crate::drivers::zfs::Availability;
 
@@ -34,10 +36,20 @@ pub(super) async fn block(probe: &Probe, degraded: &[String]) -> Value {
         block.insert("libzfs_core".to_owned(), json!(atomic));
         block.insert("zpools".to_owned(), zpool::pools(&probe.zpools.latest()));
     }
+    if reset_pending(probe).await {
+        block.insert("pending_factory_reset".to_owned(), json!(true));
+    }
     let conf = probe.text_of(&probe.config.data_dir.join(settings::NODE_CONF)).await;
     let ratio = conf.and_then(|conf| settings::option(&conf, settings::OVERPROVISION_RATIO));
     block.extend(ratio.map(|ratio| ("overprovision_ratio".to_owned(), json!(ratio))));
     Value::Object(block)
+}
+
+/// Whether the node is wiped at its next boot.
+async fn reset_pending(probe: &Probe) -> bool {
+    let path = probe.config.data_dir.join(Document::FactoryReset.file_name());
+    let noted = probe.text_of(&path).await.unwrap_or_default();
+    serde_json::from_str::<Reset>(&noted).is_ok_and(|reset| !reset.done)
 }
 
 async fn cgroup(probe: &Probe) -> &'static str {

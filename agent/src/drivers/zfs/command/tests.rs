@@ -164,5 +164,5 @@ async fn streams_run_through_pipes_and_their_end_says_whether_they_are_good() {
     let mut bad = zfs.send(&StreamOf::Whole("zones/a@bad".parse().unwrap())).await.unwrap();
     let mut data = Vec::new();
     tokio::io::AsyncReadExt::read_to_end(&mut bad.data, &mut data).await.unwrap();
-    assert_eq!(code(&bad.end().await.unwrap_err()), Code::NoSpace);
+    assert_eq!(code(&bad.sender.end().await.unwrap_err()), Code::NoSpace);
 }
