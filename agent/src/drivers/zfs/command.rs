@@ -1,6 +1,8 @@
 //! ZFS of this host, through `zfs` and `zpool`; what has to be atomic through `libzfs_core`, where
 //! `muster-zfs` is there.
 
+mod snapshots;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -10,8 +12,7 @@ use parking_lot::Mutex;
 use tokio::io::AsyncRead;
 
 use super::arguments::{
-    by_dataset, check_tag, checked, fit_library, name_of, of_snapshot, options, says, scope, texts,
-    words,
+    check_tag, checked, fit_library, name_of, of_snapshot, options, says, scope, texts, words,
 };
 use super::error::About;
 use super::helper::{Call, Helper};
@@ -274,27 +275,7 @@ impl Zfs for CommandZfs {
         if snapshots.is_empty() {
             return Ok(());
         }
-        let call = Call::DestroySnapshots { snapshots: texts(snapshots), deferred };
-        if let Some(done) = self.atomic(call, About::Snapshots).await {
-            return done;
-        }
-        for names in by_dataset(snapshots) {
-            let mut arguments = vec!["destroy"];
-            arguments.extend(deferred.then_some("-d"));
-            arguments.push(&names);
-            match self.change("destroy_snapshots", &arguments).await {
-                Err(DriverError::Refused {
-                    code: Code::SnapshotNotFound | Code::DatasetNotFound,
-                    ..
-                }) => {}
-                // All that keeps a snapshot: it says this of one that is held.
-                Err(DriverError::Refused { code: Code::DatasetBusy, message, source }) => {
-                    return Err(DriverError::Refused { code: Code::SnapshotHeld, message, source });
-                }
-                done => done?,
-            }
-        }
-        Ok(())
+        self.destroy_all(snapshots, deferred).await
     }
 
     async fn rollback(&self, to: &Snapshot, newer: &[Snapshot]) -> Result<(), DriverError> {

@@ -113,7 +113,6 @@ pub(super) fn of_errno(errno: i32, about: About) -> (Code, &'static str) {
             (Code::DatasetBusy, "more recent snapshots or bookmarks exist")
         }
         (libc::EEXIST, _) => (Code::DatasetExists, "dataset already exists"),
-        (libc::EBUSY, About::Snapshots) => (Code::SnapshotHeld, "snapshot has user holds"),
         (libc::EBUSY, _) => (Code::DatasetBusy, "dataset is busy"),
         (libc::ENOSPC, _) => (Code::NoSpace, "out of space"),
         (libc::EDQUOT, _) => (Code::NoSpace, "quota exceeded"),

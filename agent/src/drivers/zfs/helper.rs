@@ -210,7 +210,7 @@ mod tests {
         let helper = helper.unwrap();
         helper.call(destroy(), About::Removing).await.unwrap().unwrap();
         let held = helper.call(destroy(), About::Snapshots).await.unwrap().unwrap_err();
-        assert_eq!(held.to_string(), "z/a@b: snapshot has user holds");
+        assert_eq!(held.to_string(), "z/a@b: dataset is busy");
         helper.call(destroy(), About::Removing).await.unwrap().unwrap();
         assert_eq!(helper.idle.lock().len(), 1);
         assert!(helper.works());
