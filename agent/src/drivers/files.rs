@@ -103,6 +103,33 @@ pub async fn remove(path: &Path) -> Result<(), DriverError> {
     }
 }
 
+/// Removes a folder with all that is in it, following no link; a missing one is no error. Not yet
+/// durable.
+///
+/// # Errors
+/// The file system failed.
+pub async fn remove_folder(path: &Path) -> Result<(), DriverError> {
+    match fs::remove_dir_all(path).await {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(failed("remove folder", path, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// As [`remove_folder`], and durable: no power cut brings it back.
+///
+/// # Errors
+/// The file system failed.
+pub async fn remove_folder_durably(path: &Path) -> Result<(), DriverError> {
+    remove_folder(path).await?;
+    // Also of one that is gone: who removed it may have died before this.
+    match path.parent() {
+        Some(folder) if fs::try_exists(folder).await.unwrap_or(true) => sync_folder(folder).await,
+        _ => Ok(()),
+    }
+}
+
 /// The whole content of a small file; `None` when there is none.
 ///
 /// # Errors

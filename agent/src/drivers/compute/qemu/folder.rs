@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::drivers::compute::{CONSOLE_PAST_BYTES, Ended, Logged};
+use crate::drivers::{DriverError, files};
 use crate::host::ProcessId;
 
 /// Holds the number of a guest's user.
@@ -295,10 +296,10 @@ impl GuestFolder {
         Ok(Logged { bytes: bytes.into(), end })
     }
 
-    /// Removes everything.
-    pub(super) fn purge(&self) -> io::Result<()> {
-        absent_is_fine(std::fs::remove_dir_all(&self.run))?;
-        absent_is_fine(std::fs::remove_dir_all(&self.data))
+    /// Removes everything, durably: the task that wants it gone does not look again after a power cut.
+    pub(super) async fn purge(&self) -> Result<(), DriverError> {
+        files::remove_folder(&self.run).await?;
+        files::remove_folder_durably(&self.data).await
     }
 }
 

@@ -363,18 +363,19 @@ impl Guests {
         self.table.gone(vm).await;
     }
 
-    pub(super) fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError> {
+    pub(super) async fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError> {
         if self.live(vm).is_some() {
             return Err(DriverError::refused(Code::VmRunning, format!("VM {vm} is running")));
         }
         let folder = self.folder(vm);
         let unlimited = self.rules.limiter.remove(vm);
-        let cleaned = if purge { folder.purge() } else { folder.clear_run() };
         if purge {
+            folder.purge().await?;
             self.starting.lock().remove(&vm);
             self.table.forget(vm);
         }
-        let cleaned = unlimited.and(cleaned);
+        let cleared = if purge { Ok(()) } else { folder.clear_run() };
+        let cleaned = unlimited.and(cleared);
         cleaned.map_err(|error| DriverError::failed(format!("clean up after VM {vm}"), error))
     }
 }

@@ -87,8 +87,8 @@ pub(super) fn is_guest(uid: u64) -> bool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn users_are_kept_and_not_shared() {
+    #[tokio::test]
+    async fn users_are_kept_and_not_shared() {
         let folder = tempfile::tempdir().unwrap();
         let data = folder.path();
         let isolation = Isolation {
@@ -106,7 +106,7 @@ mod tests {
         let (one, two) = (guest(1), guest(2));
         let uid = |guest: &GuestFolder| isolation.uid_of(guest).unwrap().unwrap();
         assert_eq!((uid(&one), uid(&two), uid(&one)), (FIRST_UID, FIRST_UID + 1, FIRST_UID));
-        one.purge().unwrap();
+        one.purge().await.unwrap();
         assert_eq!(uid(&guest(3)), FIRST_UID);
         assert_eq!(uid(&guest(4)), FIRST_UID + 3);
         assert!(is_guest(u64::from(uid(&two))) && !is_guest(0));

@@ -267,7 +267,7 @@ impl Compute for Qemu {
     }
 
     async fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError> {
-        self.guests.cleanup(vm, purge)
+        self.guests.cleanup(vm, purge).await
     }
 
     fn guests_leave(&self) -> bool {
