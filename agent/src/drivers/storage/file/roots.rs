@@ -1,0 +1,145 @@
+//! Roots of containers: what differs from an image lies in `roots/<vm>/upper`, and an overlay shows
+//! both as one on `roots/<vm>/root`.
+//!
+//! `root.json` is the stamp of the owner. It is made durable first and removed last.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
+use muster_shared::wire::Code;
+use tokio::fs;
+
+use super::{FileStorage, Stamp, files};
+use crate::drivers::DriverError;
+use crate::drivers::storage::Bases;
+use crate::drivers::storage::roots::{ContainerRoots, no_root};
+use crate::host::mounts::{self, Overlay};
+
+/// The folder of the roots in the storage folder.
+const ROOTS: &str = "roots";
+const STAMP: &str = "root.json";
+/// What is in a root's folder beside the stamp.
+const PARTS: [&str; 3] = ["upper", "work", "root"];
+
+impl FileStorage {
+    fn root_folder(&self, vm: VmUuid) -> PathBuf {
+        self.config.storage_dir.join(ROOTS).join(vm.to_string())
+    }
+
+    async fn root_stamp(&self, vm: VmUuid) -> Result<Option<Stamp>, DriverError> {
+        let path = self.root_folder(vm).join(STAMP);
+        let Some(content) = files::read(&path).await? else { return Ok(None) };
+        let parsed = serde_json::from_slice(&content);
+        parsed.map(Some).map_err(|e| DriverError::failed(format!("read {}", path.display()), e))
+    }
+
+    /// Adds the images of all roots, each as one disk.
+    pub(super) async fn add_roots(&self, bases: &mut Bases) -> Result<(), DriverError> {
+        for vm in self.rooted().await? {
+            if let Some(image) = self.root(vm).await? {
+                *bases.entry(image).or_default().entry(vm).or_default() += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl ContainerRoots for FileStorage {
+    async fn create_root(
+        &self,
+        vm: VmUuid,
+        image: ImageUuid,
+        owner: &TaskId,
+    ) -> Result<(), DriverError> {
+        let folder = self.root_folder(vm);
+        match self.root_stamp(vm).await? {
+            Some(stamp) if stamp.task_id != *owner => {
+                let text = format!("Dataset {}/{vm} exists.", self.config.pool);
+                return Err(DriverError::refused(Code::DatasetExists, text));
+            }
+            Some(_) => {}
+            None => {
+                let stamp = Stamp {
+                    server_uuid: self.config.server_uuid,
+                    cluster_id: self.config.cluster.id(),
+                    vm_uuid: vm,
+                    task_id: owner.clone(),
+                    image_uuid: Some(image),
+                };
+                let stamp = serde_json::to_vec(&stamp).expect("a stamp has only string keys");
+                files::make_folder(&folder).await?;
+                files::write(&folder.join(STAMP), &stamp).await?;
+            }
+        }
+        for part in PARTS {
+            files::make_folder(&folder.join(part)).await?;
+        }
+        Ok(())
+    }
+
+    async fn root(&self, vm: VmUuid) -> Result<Option<ImageUuid>, DriverError> {
+        Ok(self.root_stamp(vm).await?.and_then(|stamp| stamp.image_uuid))
+    }
+
+    async fn mount_root(&self, vm: VmUuid, image_root: &Path) -> Result<PathBuf, DriverError> {
+        if self.root(vm).await?.is_none() {
+            return Err(no_root(vm));
+        }
+        let folder = self.root_folder(vm);
+        let [upper, work, root] = PARTS.map(|part| folder.join(part));
+        let failed = |e| files::failed("mount", &root, e);
+        if mounts::is_mounted(&root).map_err(failed)? {
+            return Ok(root);
+        }
+        // The overlay's own root has the rights of this folder.
+        let rights = fs::metadata(image_root).await.map_err(failed)?.permissions().mode();
+        let rights = std::fs::Permissions::from_mode(rights & 0o7777);
+        fs::set_permissions(&upper, rights).await.map_err(failed)?;
+        let overlay = Overlay { lower: image_root, upper: &upper, work: &work };
+        overlay.mount(&root).map_err(failed)?;
+        Ok(root)
+    }
+
+    async fn unmount_root(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let root = self.root_folder(vm).join("root");
+        mounts::unmount(&root).map_err(|e| files::failed("unmount", &root, e))
+    }
+
+    async fn destroy_root(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
+        let folder = self.root_folder(vm);
+        if !folder.exists() {
+            return Ok(());
+        }
+        if let Some(owner) = owner
+            && self.root_stamp(vm).await?.is_none_or(|stamp| stamp.task_id != *owner)
+        {
+            return Ok(());
+        }
+        self.unmount_root(vm).await?;
+        for part in PARTS {
+            remove_tree(&folder.join(part)).await?;
+        }
+        // Last: what is left after a crash still has an owner.
+        files::remove(&folder.join(STAMP)).await?;
+        remove_tree(&folder).await
+    }
+
+    async fn rooted(&self) -> Result<Vec<VmUuid>, DriverError> {
+        let roots = self.config.storage_dir.join(ROOTS);
+        if !roots.exists() {
+            return Ok(Vec::new());
+        }
+        let vm = |path: PathBuf| path.file_name()?.to_str()?.parse().ok();
+        Ok(files::list(&roots).await?.into_iter().filter_map(vm).collect())
+    }
+}
+
+async fn remove_tree(path: &Path) -> Result<(), DriverError> {
+    match fs::remove_dir_all(path).await {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(files::failed("remove", path, e)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,42 @@
+//! Roots of containers lie where the images do: in the first pool.
+
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
+
+use super::Pools;
+use crate::drivers::DriverError;
+use crate::drivers::storage::ContainerRoots;
+
+#[async_trait]
+impl ContainerRoots for Pools {
+    async fn create_root(
+        &self,
+        vm: VmUuid,
+        image: ImageUuid,
+        owner: &TaskId,
+    ) -> Result<(), DriverError> {
+        self.first.create_root(vm, image, owner).await
+    }
+
+    async fn root(&self, vm: VmUuid) -> Result<Option<ImageUuid>, DriverError> {
+        self.first.root(vm).await
+    }
+
+    async fn mount_root(&self, vm: VmUuid, image_root: &Path) -> Result<PathBuf, DriverError> {
+        self.first.mount_root(vm, image_root).await
+    }
+
+    async fn unmount_root(&self, vm: VmUuid) -> Result<(), DriverError> {
+        self.first.unmount_root(vm).await
+    }
+
+    async fn destroy_root(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
+        self.first.destroy_root(vm, owner).await
+    }
+
+    async fn rooted(&self) -> Result<Vec<VmUuid>, DriverError> {
+        self.first.rooted().await
+    }
+}

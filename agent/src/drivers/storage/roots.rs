@@ -1,0 +1,82 @@
+//! The root folders of containers, each made from an image that it shares with others.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
+use muster_shared::wire::Code;
+
+use crate::drivers::DriverError;
+
+/// Holds the root folders of containers. What a driver does not say here it can't do.
+#[async_trait]
+pub trait ContainerRoots: fmt::Debug + Send + Sync + 'static {
+    /// Makes the root of a VM from an image and stamps it with its owner; one that this owner has made
+    /// before stays. Durable when it returns.
+    ///
+    /// # Errors
+    /// `DatasetExists` when another task made one; `StoreFull`; `NotSupported`.
+    async fn create_root(
+        &self,
+        vm: VmUuid,
+        image: ImageUuid,
+        owner: &TaskId,
+    ) -> Result<(), DriverError> {
+        let _: (VmUuid, ImageUuid, &TaskId) = (vm, image, owner);
+        let text = "this storage holds no roots of containers yet; storage file does";
+        Err(DriverError::refused(Code::NotSupported, text))
+    }
+
+    /// The image that a VM's root was made from; `None`: it has no root.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn root(&self, vm: VmUuid) -> Result<Option<ImageUuid>, DriverError> {
+        let _: VmUuid = vm;
+        Ok(None)
+    }
+
+    /// Puts a VM's root together over the files of its image and returns the folder, which stays until
+    /// [`Self::unmount_root`] or the next boot of the host. May be repeated.
+    ///
+    /// # Errors
+    /// `DatasetNotFound`: it has no root; or the host failed.
+    async fn mount_root(&self, vm: VmUuid, image_root: &Path) -> Result<PathBuf, DriverError> {
+        let _: &Path = image_root;
+        Err(no_root(vm))
+    }
+
+    /// Takes apart what [`Self::mount_root`] has put together; its content stays. None is no error.
+    ///
+    /// # Errors
+    /// The host failed.
+    async fn unmount_root(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let _: VmUuid = vm;
+        Ok(())
+    }
+
+    /// Destroys a VM's root, if `owner` made it, or whoever made it when `None`. One that is not there,
+    /// or is another's, is no error. No process may use it.
+    ///
+    /// # Errors
+    /// It could not be removed.
+    async fn destroy_root(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
+        let _: (VmUuid, Option<&TaskId>) = (vm, owner);
+        Ok(())
+    }
+
+    /// The VMs that have a root here.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn rooted(&self) -> Result<Vec<VmUuid>, DriverError> {
+        Ok(Vec::new())
+    }
+}
+
+/// `DatasetNotFound`.
+#[must_use]
+pub fn no_root(vm: VmUuid) -> DriverError {
+    DriverError::refused(Code::DatasetNotFound, format!("VM {vm} has no root folder"))
+}

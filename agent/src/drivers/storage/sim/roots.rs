@@ -1,0 +1,73 @@
+//! Simulated roots of containers.
+
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
+use muster_shared::wire::Code;
+
+use super::SimStorage;
+use crate::drivers::DriverError;
+use crate::drivers::storage::roots::{ContainerRoots, no_root};
+
+#[async_trait]
+impl ContainerRoots for SimStorage {
+    async fn create_root(
+        &self,
+        vm: VmUuid,
+        image: ImageUuid,
+        owner: &TaskId,
+    ) -> Result<(), DriverError> {
+        let create = || {
+            let mut content = self.pool.0.lock();
+            let made = (owner.clone(), image);
+            let found = content.roots.entry(vm).or_insert_with(|| made.clone());
+            if *found == made {
+                return Ok(());
+            }
+            Err(DriverError::refused(Code::DatasetExists, format!("Dataset sim/{vm} exists.")))
+        };
+        self.faults.call("storage.create_root", create).await
+    }
+
+    async fn root(&self, vm: VmUuid) -> Result<Option<ImageUuid>, DriverError> {
+        Ok(self.pool.0.lock().roots.get(&vm).map(|(_, image)| *image))
+    }
+
+    async fn mount_root(&self, vm: VmUuid, _image_root: &Path) -> Result<PathBuf, DriverError> {
+        let mount = || {
+            let mut content = self.pool.0.lock();
+            if !content.roots.contains_key(&vm) {
+                return Err(no_root(vm));
+            }
+            content.mounted.insert(vm);
+            Ok(PathBuf::from(format!("/sim/roots/{vm}")))
+        };
+        self.faults.call("storage.mount_root", mount).await
+    }
+
+    async fn unmount_root(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let unmount = || {
+            self.pool.0.lock().mounted.remove(&vm);
+            Ok(())
+        };
+        self.faults.call("storage.unmount_root", unmount).await
+    }
+
+    async fn destroy_root(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
+        let destroy = || {
+            let mut content = self.pool.0.lock();
+            let is_it = |found: &TaskId| owner.is_none_or(|owner| owner == found);
+            if content.roots.get(&vm).is_some_and(|(found, _)| is_it(found)) {
+                content.roots.remove(&vm);
+                content.mounted.remove(&vm);
+            }
+            Ok(())
+        };
+        self.faults.call("storage.destroy_root", destroy).await
+    }
+
+    async fn rooted(&self) -> Result<Vec<VmUuid>, DriverError> {
+        Ok(self.pool.0.lock().roots.keys().copied().collect())
+    }
+}
