@@ -1,0 +1,40 @@
+//! What is different about making a VM that is a container.
+
+use muster_shared::ids::ImageUuid;
+use muster_shared::wire::Code;
+use serde_json::{Map, Value};
+
+use super::TaskFailure;
+use super::machine::{self, MadeOf, refuse};
+use crate::drivers::compute::Abilities;
+use crate::vms::payload;
+
+/// Refuses a VM of a kind that does not run here.
+pub(super) fn check_able(
+    properties: &Map<String, Value>,
+    abilities: &Abilities,
+) -> Result<(), TaskFailure> {
+    if payload::is_container(properties) {
+        if abilities.containers.is_some() {
+            return Ok(());
+        }
+        let why = abilities.no_containers.as_deref().unwrap_or("nothing runs them");
+        let text = format!("containers can't run here: {why}");
+        return Err(refuse(Code::ContainerNotSupported, text));
+    }
+    if abilities.hvm {
+        return Ok(());
+    }
+    let why = abilities.degraded.join("; ");
+    Err(refuse(Code::HvmNotSupported, format!("hardware VMs can't run here: {why}")))
+}
+
+/// The image of a container.
+pub(super) fn image(properties: &Map<String, Value>) -> Result<ImageUuid, TaskFailure> {
+    machine::image(properties, "image_uuid")
+}
+
+/// What is made from the image of a VM.
+pub(super) fn made(properties: &Map<String, Value>) -> MadeOf {
+    if payload::is_container(properties) { MadeOf::Root } else { MadeOf::Disk }
+}
