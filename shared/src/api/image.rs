@@ -31,7 +31,7 @@ impl ImageState {
 /// An image's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageFile {
-    /// `raw` or `qcow2`.
+    /// `raw` or `qcow2` of a disk, `oci-archive` or `docker-archive` of containers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
     /// `none`, `gzip`, `bzip2`, `xz`, `zstd` or another's.
@@ -64,7 +64,7 @@ pub struct Manifest {
     pub name: String,
     /// Version of what is in it.
     pub version: String,
-    /// `zvol` for disk images.
+    /// `zvol` for disk images, `docker` for those of containers.
     #[serde(rename = "type")]
     pub kind: String,
     /// E.g. `linux`.

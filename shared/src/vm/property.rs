@@ -85,7 +85,7 @@ pub enum Form {
     },
 }
 
-/// What an agent that runs hardware VMs does with a property.
+/// What an agent does with a property.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Takes effect as soon as it is recorded.
@@ -111,6 +111,8 @@ pub struct Property {
     pub kind: Kind,
     /// What becomes of it on hardware VMs.
     pub effect: Effect,
+    /// What becomes of it on containers, if that is something else.
+    pub on_containers: Option<Effect>,
     /// What narrows it there.
     pub form: Form,
     /// What it is, with its unit, for the API's documentation.
@@ -125,7 +127,20 @@ impl Property {
         effect: Effect,
         doc: &'static str,
     ) -> Self {
-        Self { name, kind, effect, form: Form::Any, doc }
+        Self { name, kind, effect, on_containers: None, form: Form::Any, doc }
+    }
+
+    pub(super) const fn on_containers(self, effect: Effect) -> Self {
+        Self { on_containers: Some(effect), ..self }
+    }
+
+    /// What becomes of it, on a container or a hardware VM.
+    #[must_use]
+    pub fn effect_on(&self, is_container: bool) -> Effect {
+        match self.on_containers {
+            Some(effect) if is_container => effect,
+            _ => self.effect,
+        }
     }
 
     pub(super) const fn form(self, form: Form) -> Self {

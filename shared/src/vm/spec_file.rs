@@ -265,6 +265,12 @@ impl Check for SpecFile {
     }
 }
 
+impl SpecFile {
+    fn is_container(&self) -> bool {
+        self.brand.as_deref().is_some_and(|brand| super::CONTAINER_BRANDS.contains(&brand))
+    }
+}
+
 /// The property that a network interface's model is like, for what it may be.
 const NIC_MODEL: &str = "nic_driver";
 /// That of a disk's.
@@ -308,7 +314,7 @@ impl SpecFile {
     fn check_properties(&self, problems: &mut Problems) {
         problems.within("properties", |problems| {
             for (name, value) in &self.properties {
-                if let Some(message) = property_problem(name, value) {
+                if let Some(message) = property_problem(name, value, self.is_container()) {
                     problems.add(name, message);
                 }
             }
@@ -326,7 +332,7 @@ impl SpecFile {
 }
 
 /// Why a file may not hold a property, or not this value of it.
-fn property_problem(name: &str, value: &Value) -> Option<String> {
+fn property_problem(name: &str, value: &Value, is_container: bool) -> Option<String> {
     if let Some((_, field)) = OWN_FIELDS.iter().find(|(own, _)| *own == name) {
         return Some(format!("has a field of its own, `{field}`"));
     }
@@ -335,7 +341,7 @@ fn property_problem(name: &str, value: &Value) -> Option<String> {
         let meant = nearest(name, names).map(|meant| format!(", did you mean `{meant}`?"));
         return Some(format!("unknown property{}", meant.unwrap_or_default()));
     };
-    match found.effect {
+    match found.effect_on(is_container) {
         Effect::Ignored(why) | Effect::Refused(why) => Some(format!("has no effect: {why}")),
         Effect::Dropped => Some("has no effect".to_owned()),
         Effect::Live | Effect::AtStart | Effect::Kept(_) => {
@@ -435,7 +441,7 @@ mod tests {
         check(json!({ "firmware": "efi" }), "firmware", "did you mean `uefi`?");
         check(json!({ "restart": "sometimes" }), "restart", "on-failure");
         check(json!({ "owner": "me" }), "owner", "uuid");
-        check(json!({ "brand": "lx" }), "brand", "kvm");
+        check(json!({ "brand": "builder" }), "brand", "kvm");
         let twice = json!({ "user_script": "a", "user_script_file": "b" });
         check(twice, "user_script_file", "there already");
         check(json!({ "tags": { "a": [] } }), "tags.a", "must be text");

@@ -14,10 +14,14 @@ const UNLOCKED: Effect = Kept("hypervisors lock no memory");
 const NO_CIDS: Effect = Kept("identifiers in DHCP are not filtered");
 const NO_VRRP: Effect = Kept("virtual routers are not set up");
 const FILE: Effect = Kept("a ZFS pool makes the disk so; files grow as they are written");
-const CONTAINER: Effect = Ignored("of containers, which the agent does not run");
+const CONTAINER: Effect = Ignored("of containers only");
 const DATASET: Effect = Ignored("there are no datasets: disks are files");
 const BY_AGENT: Effect = Ignored("told by the agent, which knows");
-const NO_CONTAINER: Effect = Refused("the agent does not run containers");
+const NO_CONTAINER: Effect = Refused("of containers only");
+const NOT_YET: Effect = Refused("not done for containers yet");
+const KEPT_YET: Effect = Kept("not done for containers yet");
+const HARDWARE: Effect = Ignored("of hardware VMs only");
+const NO_DISKS: Effect = Refused("containers have no disks: their root is their image");
 const NO_RAW: Effect = Refused("options of the hypervisor would reach the server");
 const NO_SPICE: Effect = Refused("there is no SPICE display");
 const NO_PASSING: Effect = Refused("files and devices of the server are not for guests");
@@ -48,31 +52,31 @@ pub const LASTING: &[Property] = &[
         AtStart,
         "Order of boot devices, e.g. `order=cd` (c disk, d CD, n network); with `,once=d` the next \
          boot alone is from there",
-    )
+    ).on_containers(HARDWARE)
     .form(Form::Option { commas: true }),
-    p("bootrom", Text(1024), AtStart, "Firmware: `bios`, or `uefi` where the node has it")
+    p("bootrom", Text(1024), AtStart, "Firmware: `bios`, or `uefi` where the node has it").on_containers(HARDWARE)
         .form(Form::OneOf(&["bios", "uefi"])),
     p(
         "com1",
         Text(1024),
         Ignored("the console is the first serial line"),
         "First serial line of a bhyve VM",
-    ),
+    ).on_containers(HARDWARE),
     p(
         "com2",
         Text(1024),
         Ignored("metadata is on the second serial line"),
         "Second serial line of a bhyve VM",
-    ),
+    ).on_containers(HARDWARE),
     p("cpu_cap", Count, Live, "Percent of one CPU; 0: none"),
     p("cpu_shares", Count, Live, "CPU weight relative to other VMs"),
-    p("cpu_type", Text(64), AtStart, "CPU model of a kvm VM, e.g. `qemu64` or `host`")
+    p("cpu_type", Text(64), AtStart, "CPU model of a kvm VM, e.g. `qemu64` or `host`").on_containers(HARDWARE)
         .form(Form::Option { commas: false }),
-    p("disk_driver", Text(64), Live, "Model of disks that name none")
+    p("disk_driver", Text(64), Live, "Model of disks that name none").on_containers(HARDWARE)
         .form(Form::OneOf(&["ahci", "ide", "nvme", "scsi", "virtio"])),
-    p("dns_domain", Text(253), CONTAINER, "Search domain of a container"),
+    p("dns_domain", Text(253), CONTAINER, "Search domain of a container").on_containers(AtStart),
     p("do_not_inventory", Flag, Live, "Hidden from reports"),
-    p("docker", Flag, NO_CONTAINER, "Is a docker container"),
+    p("docker", Flag, NO_CONTAINER, "Is a docker container").on_containers(AtStart),
     p("firewall_enabled", Flag, Live, "Firewall rules are in force"),
     p(
         "firewall_rules",
@@ -80,20 +84,20 @@ pub const LASTING: &[Property] = &[
         Live,
         "Its firewall's rules; an update replaces all of them",
     ),
-    p("flexible_disk_size", Mib, Live, "Room for disks and snapshots of a bhyve VM, MiB"),
-    p("fs_allowed", Words, NO_CONTAINER, "Filesystems that a container may mount"),
+    p("flexible_disk_size", Mib, Live, "Room for disks and snapshots of a bhyve VM, MiB").on_containers(HARDWARE),
+    p("fs_allowed", Words, NO_CONTAINER, "Filesystems that a container may mount").on_containers(NOT_YET),
     p("hostname", Text(253), AtStart, "Host name inside").form(Form::HostName),
     p("indestructible_delegated", Flag, Live, "Its delegated dataset can't be destroyed"),
     p("indestructible_zoneroot", Flag, Live, "It can't be destroyed"),
-    p("init_name", Text(1024), NO_CONTAINER, "First program of a container"),
+    p("init_name", Text(1024), NO_CONTAINER, "First program of a container").on_containers(AtStart),
     p(
         "internal_metadata_namespaces",
         Words,
         Live,
         "Prefixes of names in `internal_metadata`, up to a colon, that the guest reads and can't \
          write",
-    ),
-    p("kernel_version", Text(64), NO_CONTAINER, "Of an lx container"),
+    ).on_containers(KEPT_YET),
+    p("kernel_version", Text(64), NO_CONTAINER, "Of an lx container").on_containers(RECORD),
     p("limit_priv", Words, RECORD, "Privileges"),
     p(
         "maintain_resolvers",
@@ -103,21 +107,21 @@ pub const LASTING: &[Property] = &[
     ),
     p("max_locked_memory", Mib, UNLOCKED, "Memory that it may lock, MiB"),
     p("max_lwps", Count, Live, "Threads"),
-    p("max_msg_ids", Count, CONTAINER, "System V message queues of a container"),
+    p("max_msg_ids", Count, CONTAINER, "System V message queues of a container").on_containers(KEPT_YET),
     p("max_physical_memory", Mib, Live, "Memory with the hypervisor's share, MiB"),
-    p("max_sem_ids", Count, CONTAINER, "System V semaphores of a container"),
-    p("max_shm_ids", Count, CONTAINER, "System V shared memory segments of a container"),
-    p("max_shm_memory", Mib, CONTAINER, "System V shared memory of a container, MiB"),
+    p("max_sem_ids", Count, CONTAINER, "System V semaphores of a container").on_containers(KEPT_YET),
+    p("max_shm_ids", Count, CONTAINER, "System V shared memory segments of a container").on_containers(KEPT_YET),
+    p("max_shm_memory", Mib, CONTAINER, "System V shared memory of a container, MiB").on_containers(KEPT_YET),
     p("max_swap", Mib, Live, "Memory and swap, MiB; at least 256 are given"),
-    p("mdata_exec_timeout", Count, CONTAINER, "Seconds that the user script may take"),
-    p("nic_driver", Text(64), Live, "Model of network interfaces that name none")
+    p("mdata_exec_timeout", Count, CONTAINER, "Seconds that the user script may take").on_containers(KEPT_YET),
+    p("nic_driver", Text(64), Live, "Model of network interfaces that name none").on_containers(HARDWARE)
         .form(Form::OneOf(&["e1000", "rtl8139", "virtio"])),
     p("owner_uuid", Uuid, Live, "Its owner"),
     p("package_name", Text(1024), RECORD, "Of its package"),
     p("package_version", Text(1024), RECORD, "Of its package"),
     p("qemu_extra_opts", Text(1024), NO_RAW, "Of the hypervisor"),
     p("qemu_opts", Text(1024), NO_RAW, "Of the hypervisor"),
-    p("quota", Gib, Live, "Disk quota, GiB; 0: none"),
+    p("quota", Gib, Live, "Disk quota, GiB; 0: none").on_containers(KEPT_YET),
     p(
         "ram",
         Range(0, MAX_RAM_MIB),
@@ -127,27 +131,27 @@ pub const LASTING: &[Property] = &[
     )
     .form(Form::AtLeast(MIN_RAM_MIB)),
     p("resolvers", Words, AtStart, "Addresses of DNS servers"),
-    p("restart_init", Flag, CONTAINER, "A container's first program is started again"),
+    p("restart_init", Flag, CONTAINER, "A container's first program is started again").on_containers(KEPT_YET),
     p("spice_opts", Text(1024), NO_SPICE, "Of the SPICE display of a kvm VM"),
     p("spice_password", Text(64), NO_SPICE, "Password of the SPICE display of a kvm VM"),
     p("spice_port", Range(-1, 65_535), NO_SPICE, "Port of the SPICE display of a kvm VM"),
-    p("tmpfs", Mib, NO_CONTAINER, "Size of /tmp of a container, MiB"),
-    p("vcpus", Range(0, MAX_VCPUS), AtStart, "Virtual CPUs of a hardware VM")
+    p("tmpfs", Mib, NO_CONTAINER, "Size of /tmp of a container, MiB").on_containers(AtStart),
+    p("vcpus", Range(0, MAX_VCPUS), AtStart, "Virtual CPUs of a hardware VM").on_containers(KEPT_YET)
         .form(Form::AtLeast(1)),
-    p("vga", Text(64), AtStart, "Graphics adapter of a kvm VM")
+    p("vga", Text(64), AtStart, "Graphics adapter of a kvm VM").on_containers(HARDWARE)
         .form(Form::OneOf(&["cirrus", "qxl", "std", "vmware"])),
     p(
         "virtio_txburst",
         Count,
         Ignored("the network card has no such setting"),
         "Of a kvm VM; of no effect here",
-    ),
+    ).on_containers(HARDWARE),
     p(
         "virtio_txtimer",
         Count,
         Ignored("the network card has no such setting"),
         "Of a kvm VM; of no effect here",
-    ),
+    ).on_containers(HARDWARE),
     p(
         "vnc_password",
         Text(8),
@@ -155,43 +159,43 @@ pub const LASTING: &[Property] = &[
         "Password that the display asks viewers for, at most 8 characters; without one it is \
          reached only through coordinators and from the node itself. A display begins to ask, or \
          ends, when its guest starts next",
-    )
+    ).on_containers(HARDWARE)
     .form(Form::Bytes(8)),
     p(
         "vnc_port",
         Range(-1, 65_535),
         AtStart,
         "Port of the display; -1: no display, any other: the agent chooses",
-    ),
+    ).on_containers(HARDWARE),
     p("zfs_data_compression", Text(64), DATASET, "Compression of the delegated dataset"),
     p("zfs_data_recsize", Count, DATASET, "Record size of the delegated dataset, bytes"),
     p("zfs_filesystem_limit", Count, DATASET, "Filesystems below its root dataset"),
-    p("zfs_io_priority", Count, Live, "Its weight among VMs that compete for disks"),
+    p("zfs_io_priority", Count, Live, "Its weight among VMs that compete for disks").on_containers(KEPT_YET),
     p("zfs_root_compression", Text(64), DATASET, "Compression of the root dataset"),
     p("zfs_root_recsize", Count, DATASET, "Record size of the root dataset, bytes"),
     p("zfs_snapshot_limit", Count, DATASET, "Snapshots of its root dataset"),
-    p("zlog_max_size", Count, CONTAINER, "Bytes of console log that are kept"),
+    p("zlog_max_size", Count, CONTAINER, "Bytes of console log that are kept").on_containers(KEPT_YET),
 ];
 
 /// Only when a VM is made; changed through members of their own, or never.
 pub const INITIAL: &[Property] = &[
     p("brand", Text(64), Live, "`kvm`, `bhyve`, `joyent-minimal`, `lx`, …")
-        .form(Form::OneOf(&["bhyve", "kvm"])),
+        .form(Form::OneOf(&["bhyve", "docker", "joyent", "joyent-minimal", "kvm", "lx"])),
     p(
         "customer_metadata",
         METADATA,
         AtStart,
         "For the guest: by cloud-init when it starts, on its second serial line at once; at most 256 \
          KiB of JSON",
-    ),
-    p("delegate_dataset", Flag, NO_CONTAINER, "A container gets a dataset of its own"),
-    p("disks", List(Item::Disk), AtStart, "Of a hardware VM"),
+    ).on_containers(KEPT_YET),
+    p("delegate_dataset", Flag, NO_CONTAINER, "A container gets a dataset of its own").on_containers(NOT_YET),
+    p("disks", List(Item::Disk), AtStart, "Of a hardware VM").on_containers(NO_DISKS),
     p(
         "filesystems",
         List(Item::Filesystem),
         NO_CONTAINER,
         "Directories of the server in a container",
-    ),
+    ).on_containers(NOT_YET),
     p("image_uuid", Uuid, Live, "Image of a container, or of the only disk"),
     p(
         "internal_metadata",
@@ -200,7 +204,7 @@ pub const INITIAL: &[Property] = &[
         "For the guest, which can't change it; at most 256 KiB of JSON",
     ),
     p("nics", List(Item::Nic), AtStart, "Network interfaces"),
-    p("nowait", Flag, CONTAINER, "Made without waiting until a container is up"),
+    p("nowait", Flag, CONTAINER, "Made without waiting until a container is up").on_containers(KEPT_YET),
     p("pci_devices", List(Item::PciDevice), NO_PASSING, "Devices of the server in a bhyve VM"),
     p(
         "routes",
@@ -208,7 +212,7 @@ pub const INITIAL: &[Property] = &[
         AtStart,
         "Gateway by destination, as addresses; or `nics[NUMBER]`, `macs[MAC]` for what is on that \
          interface's link; on a bridge; at most 16 KiB of JSON",
-    ),
+    ).on_containers(KEPT_YET),
     p("tags", TAGS, Live, "Free-form labels; at most 16 KiB of JSON"),
     // A create takes it for `zpool` before it looks here.
     p(
@@ -224,13 +228,14 @@ pub const INITIAL: &[Property] = &[
 
 /// Only for changing a VM.
 pub const CHANGES: &[Property] = &[
-    p("add_disks", List(Item::Disk), Live, "New disks"),
-    p("add_filesystems", List(Item::Filesystem), NO_CONTAINER, "New directories"),
+    p("add_disks", List(Item::Disk), Live, "New disks").on_containers(NO_DISKS),
+    p("add_filesystems", List(Item::Filesystem), NO_CONTAINER, "New directories")
+        .on_containers(NOT_YET),
     p("add_nics", List(Item::Nic), Live, "New network interfaces"),
     p("add_pci_devices", List(Item::PciDevice), NO_PASSING, "New devices"),
     p("remove_customer_metadata", Words, Live, "Names"),
-    p("remove_disks", Words, Live, "Paths; their content is lost"),
-    p("remove_filesystems", Words, NO_CONTAINER, "Targets"),
+    p("remove_disks", Words, Live, "Paths; their content is lost").on_containers(NO_DISKS),
+    p("remove_filesystems", Words, NO_CONTAINER, "Targets").on_containers(NOT_YET),
     p("remove_internal_metadata", Words, Live, "Names"),
     p("remove_nics", Words, Live, "MAC addresses"),
     p("remove_pci_devices", Words, NO_PASSING, "Paths"),
@@ -240,13 +245,15 @@ pub const CHANGES: &[Property] = &[
     p("set_internal_metadata", METADATA, Live, "New values"),
     p("set_routes", ROUTES, Live, "New values"),
     p("set_tags", TAGS, Live, "New values"),
-    p("update_disks", List(Item::Disk), Live, "Changes of disks, by `path`"),
+    p("update_disks", List(Item::Disk), Live, "Changes of disks, by `path`")
+        .on_containers(NO_DISKS),
     p(
         "update_filesystems",
         List(Item::Filesystem),
         NO_CONTAINER,
         "Changes of directories, by `target`",
-    ),
+    )
+    .on_containers(NOT_YET),
     p("update_nics", List(Item::Nic), Live, "Changes of network interfaces, by `mac`"),
     p("update_pci_devices", List(Item::PciDevice), NO_PASSING, "Changes of devices, by `path`"),
 ];
