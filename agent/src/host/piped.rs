@@ -21,6 +21,12 @@ pub struct Piped {
 #[derive(Debug)]
 pub struct RunningChild(tokio::process::Child);
 
+impl From<tokio::process::Child> for RunningChild {
+    fn from(child: tokio::process::Child) -> Self {
+        Self(child)
+    }
+}
+
 impl RunningChild {
     pub(super) fn start(piped: &Piped) -> Result<Self, ExecError> {
         let mut command = process(&piped.argv);

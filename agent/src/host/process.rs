@@ -53,7 +53,11 @@ impl ProcessId {
         self.signal(libc::SIGTERM)
     }
 
-    fn signal(self, signal: i32) -> io::Result<()> {
+    /// Sends it a signal. One that is gone is no error.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn signal(self, signal: i32) -> io::Result<()> {
         let Some(pidfd) = self.open()? else { return Ok(()) };
         match syscalls::pidfd_kill(&pidfd, signal) {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),

@@ -205,6 +205,18 @@ fn parse_status(text: &str) -> Status {
     }
 }
 
+/// The number that a process has in its own namespace of processes; `None` when there is no such
+/// process.
+///
+/// # Errors
+/// The file could not be read.
+pub fn innermost_pid(pid: u32) -> io::Result<Option<u32>> {
+    let text = gone_is_none(fs::read_to_string(format!("/proc/{pid}/status")))?;
+    let Some(text) = text else { return Ok(None) };
+    let line = text.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    Ok(line.and_then(|line| line.split_ascii_whitespace().last()?.parse().ok()))
+}
+
 /// Every process, in pid order.
 ///
 /// # Errors

@@ -175,3 +175,55 @@ pub(super) fn detach(command: &mut tokio::process::Command) {
         });
     }
 }
+
+/// Makes the child a session of its own with its standard input as terminal.
+pub(super) fn take_terminal(command: &mut tokio::process::Command) {
+    // SAFETY: setsid and ioctl are async-signal-safe and allocate nothing, as is required between fork
+    // and exec.
+    unsafe {
+        command.pre_exec(|| {
+            nix::unistd::setsid().map_err(io::Error::from)?;
+            match libc::ioctl(libc::STDIN_FILENO, libc::TIOCSCTTY, 0) {
+                0.. => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        });
+    }
+}
+
+/// Gives a terminal another size.
+pub(super) fn set_window_size(end: &std::fs::File, columns: u16, rows: u16) -> io::Result<()> {
+    let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the argument is a winsize, which the kernel reads, and outlives the call.
+    let answer = unsafe { libc::ioctl(end.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A file whose readiness to be read and written the runtime tells.
+pub(super) fn watch_both_ways(file: std::fs::File) -> io::Result<AsyncFd<std::fs::File>> {
+    // SAFETY: the descriptor is owned, stays open as long as the registration, and is the same
+    // one at each call of `as_raw_fd`.
+    unsafe { AsyncFd::register_with_interest(file, Interest::READABLE | Interest::WRITABLE) }
+        .map_err(|error| io::Error::other(error.to_string()))
+}
+
+/// The descriptor that comes with the next message on a socket.
+pub(super) fn received_descriptor(socket: &impl std::os::fd::AsFd) -> io::Result<OwnedFd> {
+    use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+    let mut byte = [0; 64];
+    let mut parts = [io::IoSliceMut::new(&mut byte)];
+    let mut room = nix::cmsg_space!([std::os::fd::RawFd; 1]);
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
+    let fd = socket.as_fd().as_raw_fd();
+    let message = recvmsg::<()>(fd, &mut parts, Some(&mut room), flags)?;
+    for part in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(descriptors) = part
+            && let Some(&first) = descriptors.first()
+        {
+            // SAFETY: the kernel has just given us this descriptor; nobody else owns it. There is room
+            // for one alone.
+            return Ok(unsafe { OwnedFd::from_raw_fd(first) });
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "no descriptor came"))
+}
