@@ -2,6 +2,7 @@
 
 mod guests;
 mod images;
+mod sessions;
 mod zfs;
 
 use std::collections::BTreeMap;
@@ -30,6 +31,7 @@ use crate::tasks::registry::Registry;
 
 pub use self::guests::{ComputeConfig, NetworkConfig};
 pub use self::images::{ImagesConfig, ImagesGcConfig};
+pub use self::sessions::SessionsConfig;
 pub use self::zfs::ZfsSection;
 
 /// Environment variables that are configuration start with this.
@@ -116,6 +118,8 @@ pub struct Config {
     pub network: NetworkConfig,
     /// Images.
     pub images: ImagesConfig,
+    /// Ports to containers.
+    pub sessions: SessionsConfig,
     /// ZFS, where the node has it.
     pub zfs: ZfsSection,
     /// Changes of the host itself.
@@ -153,6 +157,7 @@ impl Default for Config {
             compute: ComputeConfig::default(),
             network: NetworkConfig::default(),
             images: ImagesConfig::default(),
+            sessions: SessionsConfig::default(),
             zfs: ZfsSection::default(),
             host: HostConfig::default(),
             security: SecurityConfig::default(),
@@ -349,6 +354,7 @@ impl Check for Config {
         problems.within("coordinator", |problems| self.coordinator.check(problems));
         problems.within("legacy", |problems| self.legacy.check(problems));
         problems.within("images", |problems| self.images.check(problems));
+        problems.within("sessions", |problems| self.sessions.check(problems));
         problems.within("zfs", |problems| self.zfs.check(problems));
         problems.within("log", |problems| self.log.check(problems));
     }

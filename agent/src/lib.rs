@@ -17,6 +17,7 @@ pub mod link;
 pub mod metadata;
 pub mod node;
 pub mod report;
+pub mod sessions;
 pub mod shutdown_command;
 pub mod startup;
 pub mod sysinfo_command;

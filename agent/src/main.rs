@@ -1,7 +1,7 @@
 //! The agent's daemon: arguments, configuration, signals and exit codes.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use muster_agent::config::{Config, CoordinatorConfig, ENVIRONMENT_PREFIX};
 use muster_agent::debug_http::{self, Local};
-use muster_agent::drivers::compute::qemu;
+use muster_agent::drivers::compute::{oci, qemu};
 use muster_agent::legacy::{LegacyListener, Poster};
 use muster_agent::startup::{self, Folders};
 use muster_agent::tasks::HANDLERS;
@@ -132,6 +132,12 @@ enum Command {
     /// Carries out a factory reset that was asked for; for the boot, before pools are mounted and the
     /// agent starts.
     Early,
+    /// Watches over one container, beside the agent, which starts it.
+    #[command(hide = true)]
+    ContainerMonitor {
+        /// The container's bundle.
+        folder: PathBuf,
+    },
     /// Empties the logs of guests that grew too long and keeps their end, as the agent does while it
     /// runs; for a timer, since guests print on without their agent.
     TrimLogs,
@@ -148,6 +154,9 @@ fn main() -> ExitCode {
     };
     if let Some(Command::FaultPoints { task }) = &args.command {
         return fault_points(task.as_deref());
+    }
+    if let Some(Command::ContainerMonitor { folder }) = &args.command {
+        return container_monitor(folder);
     }
     let command = args.command.take();
     let configured = match command {
@@ -171,7 +180,10 @@ fn main() -> ExitCode {
         Some(Command::Early) => early(&config),
         Some(Command::TrimLogs) => qemu::trim_logs(&config.data_dir)
             .with_context(|| format!("look for guests in {}", config.data_dir.display())),
-        Some(Command::FaultPoints { .. } | Command::Config(_)) | None => run(&config, &log),
+        Some(
+            Command::FaultPoints { .. } | Command::ContainerMonitor { .. } | Command::Config(_),
+        )
+        | None => run(&config, &log),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -189,6 +201,17 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
         EXIT_FAILED.into()
     } else {
         ExitCode::FAILURE
+    }
+}
+
+fn container_monitor(folder: &Path) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime.and_then(|runtime| runtime.block_on(oci::monitor(folder))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
     }
 }
 

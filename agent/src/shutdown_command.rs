@@ -11,6 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use muster_shared::clock::{Clock as _, SystemClock};
 use muster_shared::ids::VmUuid;
 
+use crate::drivers::compute::oci::LeavingContainers;
 use crate::drivers::compute::qemu::{Leaving, Left};
 use crate::vms::{self, VmRecord};
 
@@ -48,8 +49,9 @@ pub async fn run(
         return Ok(true);
     }
     let leaving = Leaving::find(data_dir, run_dir)?;
+    let containers = LeavingContainers::find(data_dir, run_dir)?;
     let mut groups: BTreeMap<i64, Vec<Guest>> = BTreeMap::new();
-    for vm in leaving.running() {
+    for vm in leaving.running().into_iter().chain(containers.running()) {
         let guest = guest(data_dir, vm, options.timeout);
         groups.entry(guest.priority).or_default().push(guest);
     }
@@ -60,7 +62,10 @@ pub async fn run(
     for (_, group) in groups.into_iter().rev() {
         let clock = SystemClock::new();
         let leave = async |guest: Guest| {
-            let left = leaving.power_down(guest.vm, guest.timeout).await;
+            let left = match containers.power_down(guest.vm, guest.timeout).await {
+                Some(left) => left,
+                None => leaving.power_down(guest.vm, guest.timeout).await,
+            };
             (guest, left)
         };
         let mut waiting: FuturesUnordered<_> = group.into_iter().map(leave).collect();
@@ -74,7 +79,7 @@ pub async fn run(
             say(format!("VM {} ({}) {what} after {after} s", guest.vm, guest.alias));
         }
     }
-    Ok(leaving.running().is_empty())
+    Ok(leaving.running().is_empty() && containers.running().is_empty())
 }
 
 /// What the guest's record says; one that can't be read says nothing.

@@ -21,6 +21,7 @@ use url::Url;
 use crate::config::{Config, StorageKind};
 use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::Router;
+use crate::drivers::compute::oci::{Oci, OciConfig};
 use crate::drivers::compute::qemu::{Qemu, QemuConfig, isolation};
 use crate::drivers::coordinators::DialedCoordinators;
 use crate::drivers::host::{self, Host};
@@ -37,6 +38,7 @@ use crate::node::Drivers;
 use crate::node::bridges::Bridges;
 use crate::report::sysinfo::{LinuxFacts, SysinfoConfig};
 use crate::report::{Reporter, ReporterParts, Zpools, identity, setup};
+use crate::sessions::Sessions;
 use crate::tasks::registry::{Faults, KillAt, Registry};
 use crate::tasks::{HANDLERS, folder};
 use crate::vms::copies::CopiedRecords;
@@ -253,7 +255,19 @@ async fn drivers(
     };
     let qemu = Qemu::open(qemu, exec.clone(), clock.clone()).await;
     let qemu = Arc::new(qemu.context("open the compute driver")?);
-    let compute = Arc::new(Router::new(qemu, Vec::new()));
+    let oci = OciConfig {
+        runtime: config.compute.oci_runtime.clone(),
+        monitor: std::env::current_exe().context("find the agent's own program")?,
+        data_dir: folders.data.clone(),
+        run_dir: folders.run.clone(),
+        prefix: config.instance.clone(),
+        server_uuid: agent.server_uuid,
+        cluster: cluster.clone(),
+        cgroup_parent: config.compute.cgroup_parent.clone(),
+    };
+    let oci = Oci::open(oci, exec.clone(), clock.clone()).await;
+    let oci = Arc::new(oci.context("open the driver of containers")?);
+    let compute = Arc::new(Router::new(qemu, vec![oci]));
     let (wanted, uids) = (config.compute.user_network, isolation::guest_uids());
     let networks = UserNetworks::open(wanted, &config.instance, uids, exec.clone()).await;
     let publish_on = PublishOn(config.security.publish_on.clone());
@@ -265,6 +279,7 @@ async fn drivers(
         server_tags: config.network.server_tags.clone(),
         prefix: config.instance.clone(),
         data_dir: folders.data.clone(),
+        run_dir: folders.run.clone(),
         exec: exec.clone(),
     };
     let networks = Arc::new(BridgedNetworks::open(bridged, Arc::new(NetlinkLinks), user).await);
@@ -316,6 +331,11 @@ async fn drivers(
     let coordinators = DialedCoordinators::new(dialer.clone(), agent.coordinators.clone(), cnapi);
     let coordinators = Arc::new(coordinators);
     Ok(Arc::new(Drivers {
+        sessions: Arc::new(Sessions::new(
+            config.sessions.listen_ip,
+            config.sessions.auth,
+            entropy.clone(),
+        )),
         guest_agents: Arc::new(GuestAgents::new(compute.clone(), entropy.clone())),
         compute,
         networks,

@@ -22,8 +22,11 @@ pub struct ComputeConfig {
     pub user_network: UserNetwork,
     /// Where systemd does not run: the cgroup in which guests get one each, as in
     /// `/proc/PID/cgroup`, e.g. `/muster-vms`. It must be the agent's alone. Empty: guests run
-    /// without limits. With systemd they have scopes, and this means nothing.
+    /// without limits, except for containers, which get one below `/INSTANCE-vms` then. With systemd they
+    /// have scopes, and this means nothing.
     pub cgroup_parent: String,
+    /// The program that runs containers. Empty: the first of `runc` and `crun` that runs one.
+    pub oci_runtime: String,
 }
 
 impl Default for ComputeConfig {
@@ -33,6 +36,7 @@ impl Default for ComputeConfig {
             qemu: "qemu-system-x86_64".to_owned(),
             user_network: UserNetwork::default(),
             cgroup_parent: String::new(),
+            oci_runtime: String::new(),
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::drivers::{
 };
 use crate::guest_agent::GuestAgents;
 use crate::report::Reporter;
+use crate::sessions::Sessions;
 use crate::vms::VmTable;
 
 /// Everything a step may touch.
@@ -52,6 +53,8 @@ pub struct Drivers {
     pub report: Arc<Reporter>,
     /// The node's ZFS, as far as it is the agent's.
     pub zfs: zfs::Delegated,
+    /// Opens ports to containers.
+    pub sessions: Arc<Sessions>,
     /// Talks to the guest agents inside.
     pub guest_agents: Arc<GuestAgents>,
     /// What this process logged of late.

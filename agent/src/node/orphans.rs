@@ -22,6 +22,8 @@ pub struct Orphan {
     pub guest: Option<RunningGuest>,
     /// Volumes.
     pub volumes: Vec<Volume>,
+    /// It has a root folder of a container.
+    pub has_root: bool,
     /// Names of network links.
     pub links: Vec<String>,
     /// The copy of its record, or why it can't be used.
@@ -110,6 +112,9 @@ pub async fn find(drivers: &Drivers) -> Result<BTreeMap<VmUuid, Orphan>, DriverE
     }
     for volume in drivers.storage.volumes().await? {
         found.entry(volume.vm).or_default().volumes.push(volume);
+    }
+    for vm in drivers.storage.rooted().await? {
+        found.entry(vm).or_default().has_root = true;
     }
     for (vm, links) in drivers.networks.holders().await? {
         found.entry(vm).or_default().links = links;

@@ -78,6 +78,8 @@ pub(super) async fn unless_hurried(
 /// Whether the host's side is one whose addresses are those of the record: a user-mode network has its
 /// own.
 pub(super) fn is_on_bridge(attached: &[Attached], mac: &str) -> bool {
-    let mut taps = attached.iter().filter(|nic| matches!(nic.backend, Backend::Tap { .. }));
+    let mut taps = attached
+        .iter()
+        .filter(|nic| matches!(nic.backend, Backend::Tap { .. } | Backend::Pair { .. }));
     taps.any(|attached| attached.nic.mac == mac)
 }

@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 
 use super::{Params, Queue, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{Activity, GuestSignal, Resources};
+use crate::drivers::compute::{Activity, ContainerRoot, GuestSignal, Resources};
 use crate::drivers::network::{Attached, Backend, Nic};
-use crate::drivers::storage::{Disk, Variables};
+use crate::drivers::storage::{self, Disk, Variables};
 use crate::vm_record::disks::{numbered, numbers};
 use crate::vms::restart::{Power, Restarts};
 use crate::vms::told::told;
@@ -27,6 +27,9 @@ pub(super) const MACHINE_QUERY: Queue =
 
 /// Time a guest has to shut down unless the client says otherwise.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(180);
+/// The same of a container, and of one that is docker's.
+const CONTAINER_STOP_TIMEOUT: Duration = Duration::from_secs(60);
+const DOCKER_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time a client may give it.
 const MAX_STOP_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// Member of a result: the guest was asked to shut down, did not in its time, and was ended.
@@ -51,14 +54,31 @@ pub(super) fn image(params: &Params, name: &str) -> Result<ImageUuid, TaskFailur
     text.to_ascii_lowercase().parse().map_err(|problem| TaskFailure::bad_param(name, problem))
 }
 
-/// Brings an image here from which a disk is about to be made.
+/// What is made from an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MadeOf {
+    Disk,
+    Root,
+}
+
+/// Brings an image here from which a disk, or the root of a container, is about to be made.
 pub(super) async fn bring_image(
     ctx: &TaskContext,
     image: ImageUuid,
+    made: MadeOf,
     progress: &(dyn Fn(u8) + Send + Sync),
 ) -> Result<(), TaskFailure> {
     let images = &ctx.drivers.images;
     images.ensure(image, progress, &ctx.cancelled).await?;
+    let problem = match (images.container(image).await?.is_some(), made) {
+        (true, MadeOf::Disk) => Some("one of containers: it holds no disk"),
+        (false, MadeOf::Root) => Some("one of a disk: no container is made from it"),
+        _ => None,
+    };
+    if let Some(problem) = problem {
+        let text = format!("image {image} is {problem}");
+        return Err(TaskFailure::new(Code::ImageInvalid, text));
+    }
     if let Err(error) = images.note_use(image).await {
         // At worst the image goes sooner than it should, and is fetched once more.
         tracing::warn!(image_uuid = %image, error = %Chain(&error), "a use was not noted");
@@ -105,10 +125,10 @@ pub(super) fn flag(params: &Params, name: &str) -> Result<bool, TaskFailure> {
     }
 }
 
-/// The parameter `timeout`, seconds.
-pub(super) fn timeout(params: &Params) -> Result<Duration, TaskFailure> {
+/// The parameter `timeout`, seconds; `None`: see [`stop_timeout`].
+pub(super) fn timeout(params: &Params) -> Result<Option<Duration>, TaskFailure> {
     let value = match params.get("timeout") {
-        None | Some(Value::Null) => return Ok(STOP_TIMEOUT),
+        None | Some(Value::Null) => return Ok(None),
         Some(value) => value,
     };
     let kind = match value {
@@ -118,7 +138,7 @@ pub(super) fn timeout(params: &Params) -> Result<Duration, TaskFailure> {
         Value::String(_) | Value::Null => "string",
     };
     match lenient::number(value).map(Duration::from_secs) {
-        Some(timeout) if timeout <= MAX_STOP_TIMEOUT => Ok(timeout),
+        Some(timeout) if timeout <= MAX_STOP_TIMEOUT => Ok(Some(timeout)),
         _ => {
             Err(TaskFailure::bad_param("timeout", format!("Invalid type: \"{kind}\" for timeout")))
         }
@@ -231,7 +251,9 @@ pub(super) fn usable(operation: &'static str, record: &VmRecord) -> Result<(), T
 /// The record as the hypervisor gets it.
 pub(super) fn for_guest(record: VmRecord, nics: &[Attached]) -> VmRecord {
     told(record, |index| {
-        let mut taps = nics.iter().filter(|nic| matches!(nic.backend, Backend::Tap { .. }));
+        let is_bridged =
+            |nic: &&Attached| matches!(nic.backend, Backend::Tap { .. } | Backend::Pair { .. });
+        let mut taps = nics.iter().filter(is_bridged);
         taps.any(|attached| attached.nic.index == index)
     })
 }
@@ -304,11 +326,12 @@ pub(super) async fn start_from(
             record.started_with.clear();
         }
     };
+    let root = container_root(ctx, operation, &record).await?;
     let (record, nics) =
         tokio::join!(drivers.vms.update(vm, starting), drivers.networks.attach(vm, &nics));
     let (record, nics) = (record?, nics.map_err(&failed)?);
     let mut guest = for_guest(record, &nics);
-    let with = Resources { disks, variables, nics };
+    let with = Resources { disks, variables, nics, root };
     if let Some(boot) = boot {
         guest.properties.insert("boot".to_owned(), json!(boot));
     }
@@ -330,6 +353,49 @@ pub(super) async fn start_from(
 pub(super) fn note_start(record: &mut VmRecord, machine_type: Option<String>, task: &TaskId) {
     record.machine_type = machine_type;
     record.start_task = Some(task.clone());
+}
+
+/// What a container is started from: its root over the files of its image. A container that runs has
+/// it already.
+async fn container_root(
+    ctx: &TaskContext,
+    operation: &'static str,
+    record: &VmRecord,
+) -> Result<Option<ContainerRoot>, TaskFailure> {
+    if !record.is_container() {
+        return Ok(None);
+    }
+    let (drivers, vm, failed) = (&ctx.drivers, record.uuid, failed(operation));
+    let image = drivers.storage.root(vm).await.map_err(&failed)?;
+    let image = image.ok_or_else(|| failed(storage::no_root(vm)))?;
+    let found = drivers.images.container(image).await.map_err(&failed)?;
+    let found = found.ok_or_else(|| failed(storage::image_not_installed(image)))?;
+    let path = drivers.storage.mount_root(vm, &found.root).await.map_err(&failed)?;
+    Ok(Some(ContainerRoot { path, runtime: found.runtime }))
+}
+
+/// Refuses what can't be done with containers yet.
+pub(super) fn must_be_hardware(
+    operation: &'static str,
+    record: &VmRecord,
+) -> Result<(), TaskFailure> {
+    if !record.is_container() {
+        return Ok(());
+    }
+    let text = format!(
+        "{operation} error: VM {} is a container, for which this is not done yet",
+        record.uuid
+    );
+    Err(refuse(Code::NotSupported, text))
+}
+
+/// Time a guest has to shut down whose client names none.
+pub(super) fn stop_timeout(record: &VmRecord) -> Duration {
+    match (record.is_container(), record.is_docker()) {
+        (false, _) => STOP_TIMEOUT,
+        (true, false) => CONTAINER_STOP_TIMEOUT,
+        (true, true) => DOCKER_STOP_TIMEOUT,
+    }
 }
 
 /// What the VM's firmware keeps.
@@ -396,6 +462,7 @@ pub(super) async fn clean_up(
     purge: bool,
 ) -> Result<(), TaskFailure> {
     ctx.drivers.compute.cleanup(vm, purge).await.map_err(failed(operation))?;
+    ctx.drivers.storage.unmount_root(vm).await.map_err(failed(operation))?;
     ctx.drivers.networks.detach(vm).await.map_err(failed(operation))
 }
 

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
+use super::container::{self, check_able};
 use super::fits;
 use super::machine::{self, failed, refuse};
 use super::machine_import::{self as import, Import};
@@ -153,13 +154,7 @@ impl Create {
             None => {}
         }
         let abilities = drivers.compute.abilities();
-        if !abilities.hvm {
-            let why = abilities.degraded.join("; ");
-            return Err(refuse(
-                Code::HvmNotSupported,
-                format!("hardware VMs can't run here: {why}"),
-            ));
-        }
+        check_able(&self.properties, &abilities)?;
         fits::check(&self.properties, &abilities)?;
         if self.properties.get("bootrom").is_some_and(|rom| rom == "uefi") && !abilities.uefi {
             let text = "bootrom uefi: this node has no such firmware (package ovmf)";
@@ -172,7 +167,8 @@ impl Create {
         if drivers.compute.observe(self.vm).await?.is_running() {
             return Err(refuse(Code::VmExists, vms::orphaned(self.vm).to_string()));
         }
-        if !drivers.storage.disks(self.vm).await?.is_empty() {
+        let has_root = drivers.storage.root(self.vm).await?.is_some();
+        if has_root || !drivers.storage.disks(self.vm).await?.is_empty() {
             let pool = self.properties.get("zpool").and_then(Value::as_str).unwrap_or_default();
             let text = format!("Dataset {pool}/{} exists.", self.vm);
             return Err(refuse(Code::DatasetExists, text));
@@ -227,10 +223,11 @@ impl Create {
         if self.ours(ctx).is_none() {
             return Ok(());
         }
+        let made = container::made(&self.properties);
         for image in payload::images(&self.properties) {
             // The share of this step in the whole task.
             let progress = |percent: u8| ctx.progress(20 + percent.min(100) / 10 * 3);
-            machine::bring_image(ctx, image, &progress).await?;
+            machine::bring_image(ctx, image, made, &progress).await?;
         }
         Ok(())
     }
@@ -242,6 +239,11 @@ impl Create {
         let drivers = &ctx.drivers;
         let incomplete = |record: &mut VmRecord| record.storage = StorageState::Incomplete;
         let record = drivers.vms.update(self.vm, incomplete).await?;
+        if record.is_container() {
+            let image = container::image(&self.properties)?;
+            let made = drivers.storage.create_root(self.vm, image, &ctx.task_id).await;
+            made.map_err(failed(OPERATION))?;
+        }
         let pools = drivers.storage.pools();
         let mut made = Vec::new();
         for (index, disk) in (0..).zip(record.list("disks")) {
@@ -299,6 +301,8 @@ impl Create {
         }
         let drivers = &ctx.drivers;
         let destroyed = drivers.storage.destroy_disks(self.vm, Some(&ctx.task_id)).await;
+        destroyed.map_err(failed(OPERATION))?;
+        let destroyed = drivers.storage.destroy_root(self.vm, Some(&ctx.task_id)).await;
         destroyed.map_err(failed(OPERATION))?;
         drivers.vms.update(self.vm, |record| record.storage = StorageState::None).await?;
         Ok(())
@@ -432,6 +436,7 @@ impl Create {
         let drivers = &ctx.drivers;
         let mut result = drivers.vms.result(self.vm);
         let left = drivers.compute.observe(self.vm).await?.is_running()
+            || drivers.storage.root(self.vm).await?.is_some()
             || !drivers.storage.disks(self.vm).await?.is_empty();
         if left {
             return self.keep(ctx).await;

@@ -145,6 +145,7 @@ impl Make {
     async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         machine::usable(OPERATION, &record)?;
+        machine::must_be_hardware(OPERATION, &record)?;
         if machine::runs(ctx, self.vm).await? {
             let text = format!("{OPERATION} error: VM {} is not stopped", self.vm);
             return Err(refuse(Code::VmNotStopped, text));

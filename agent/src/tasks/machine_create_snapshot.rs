@@ -131,6 +131,7 @@ impl TakeSnapshot {
     async fn reserve(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         machine::usable(OPERATION, &record)?;
+        machine::must_be_hardware(OPERATION, &record)?;
         match self.quiesce {
             Quiesce::None => {}
             // A step before the pause: after a crash in between it could not be told who paused it.

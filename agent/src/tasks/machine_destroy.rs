@@ -103,6 +103,7 @@ impl Destroy {
         let storage = |state| move |record: &mut VmRecord| record.storage = state;
         drivers.vms.update(self.vm, storage(StorageState::Incomplete)).await?;
         drivers.storage.destroy_disks(self.vm, None).await.map_err(failed(OPERATION))?;
+        drivers.storage.destroy_root(self.vm, None).await.map_err(failed(OPERATION))?;
         drivers.vms.update(self.vm, storage(StorageState::None)).await?;
         Ok(())
     }

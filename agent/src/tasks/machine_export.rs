@@ -101,6 +101,7 @@ impl Export {
     fn record(&self, ctx: &TaskContext) -> Result<VmRecord, TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         machine::usable(OPERATION, &record)?;
+        machine::must_be_hardware(OPERATION, &record)?;
         let mut complete = record.snapshots.iter().filter(|known| known.complete);
         if !complete.any(|known| known.name == self.name) {
             return Err(snapshot::not_found(OPERATION, self.vm, &self.name));

@@ -1,9 +1,11 @@
-//! `machine_kill`: sends a VM a signal, in the meaning that signals have for hardware VMs.
+//! `machine_kill`: sends a VM a signal: a container's first process gets it, and to hardware VMs some
+//! of them mean something.
 
 use std::time::Duration;
 
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
+use nix::libc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -11,6 +13,8 @@ use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
+use crate::host::signal_number;
+use crate::vms::VmRecord;
 use crate::vms::reconcile::BY_ITSELF;
 
 const OPERATION: &str = "vmadm.kill";
@@ -28,7 +32,7 @@ impl Handler for MachineKill {
     }
 
     fn preempts(&self, params: &Params) -> bool {
-        matches!(signal(params), Ok(GuestSignal::Kill | GuestSignal::Quit))
+        matches!(signal(params), Ok(libc::SIGKILL | libc::SIGINT))
     }
 
     fn frees_room(&self) -> bool {
@@ -50,29 +54,40 @@ impl Handler for MachineKill {
     }
 }
 
-/// A name with or without `SIG` in any case, or a number; `SIGTERM` when absent.
-fn signal(params: &Params) -> Result<GuestSignal, TaskFailure> {
+/// The number of a signal that is told by name, with or without `SIG` in any case, or by number;
+/// `SIGTERM` when absent.
+fn signal(params: &Params) -> Result<i32, TaskFailure> {
     let word = match params.get("signal") {
         None | Some(Value::Null) => "TERM".to_owned(),
-        Some(Value::String(text)) => text.to_ascii_uppercase(),
+        Some(Value::String(text)) => text.clone(),
         Some(Value::Number(number)) => number.to_string(),
         Some(_) => return Err(TaskFailure::bad_param("signal", "must be a name or a number")),
     };
-    match word.strip_prefix("SIG").unwrap_or(&word) {
-        "TERM" | "15" => Ok(GuestSignal::PowerDown),
-        "KILL" | "9" => Ok(GuestSignal::Kill),
-        "INT" | "2" => Ok(GuestSignal::Quit),
-        "HUP" | "1" => Ok(GuestSignal::Reset),
-        "STOP" | "19" => Ok(GuestSignal::Pause),
-        "CONT" | "18" => Ok(GuestSignal::Resume),
-        "USR1" | "10" => Ok(GuestSignal::Nmi),
-        _ => {
-            let text = format!(
-                "signal: {word} means nothing to a hardware VM; TERM, KILL, INT, HUP, STOP, CONT \
-                 and USR1 do"
-            );
-            Err(refuse(Code::InvalidSignal, text))
-        }
+    signal_number(&word)
+        .ok_or_else(|| refuse(Code::InvalidSignal, format!("signal: there is no signal {word}")))
+}
+
+/// What a signal means to a hardware VM.
+fn meaning(number: i32) -> Option<GuestSignal> {
+    match number {
+        libc::SIGTERM => Some(GuestSignal::PowerDown),
+        libc::SIGKILL => Some(GuestSignal::Kill),
+        libc::SIGINT => Some(GuestSignal::Quit),
+        libc::SIGHUP => Some(GuestSignal::Reset),
+        libc::SIGSTOP => Some(GuestSignal::Pause),
+        libc::SIGCONT => Some(GuestSignal::Resume),
+        libc::SIGUSR1 => Some(GuestSignal::Nmi),
+        _ => None,
+    }
+}
+
+/// What is done to a container: only what its first process can't be sent is more than that.
+fn to_container(number: i32) -> GuestSignal {
+    match number {
+        libc::SIGKILL => GuestSignal::Kill,
+        libc::SIGSTOP => GuestSignal::Pause,
+        libc::SIGCONT => GuestSignal::Resume,
+        number => GuestSignal::Number(number),
     }
 }
 
@@ -84,7 +99,7 @@ const STEPS: &[Row<KillVm>] = steps![("check", 10, check), ("send", 100, send)];
 struct KillVm {
     vm: VmUuid,
     idempotent: bool,
-    signal: GuestSignal,
+    signal: i32,
     /// Nobody asked for it.
     by_itself: bool,
 }
@@ -97,8 +112,24 @@ struct Notes {
 }
 
 impl KillVm {
+    fn means(&self, record: &VmRecord) -> Result<GuestSignal, TaskFailure> {
+        if record.is_container() {
+            return Ok(to_container(self.signal));
+        }
+        meaning(self.signal).ok_or_else(|| {
+            let text = format!(
+                "signal: {} means nothing to a hardware VM; TERM, KILL, INT, HUP, STOP, CONT and \
+                 USR1 do",
+                self.signal
+            );
+            refuse(Code::InvalidSignal, text)
+        })
+    }
+
     async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        machine::usable(OPERATION, &record)?;
+        self.means(&record)?;
         // Whom it hurried may have done its work.
         let excused = self.idempotent || ctx.hurries;
         let runs = machine::runs(ctx, self.vm).await?;
@@ -113,14 +144,15 @@ impl KillVm {
     }
 
     async fn send(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let signal = self.means(&machine::record(ctx, OPERATION, self.vm)?)?;
         let ends = [GuestSignal::PowerDown, GuestSignal::Quit, GuestSignal::Kill];
-        if ends.contains(&self.signal) {
+        if ends.contains(&signal) || signal == GuestSignal::Number(libc::SIGTERM) {
             machine::keep_off(ctx, self.vm).await?;
         }
         if !ctx.notes::<Notes>()?.is_needless {
-            machine::signal(ctx, self.vm, self.signal).await.map_err(failed(OPERATION))?;
+            machine::signal(ctx, self.vm, signal).await.map_err(failed(OPERATION))?;
             // Clients keep the VM that they are told of here: it has to be the dead one.
-            if matches!(self.signal, GuestSignal::Kill | GuestSignal::Quit) {
+            if matches!(signal, GuestSignal::Kill | GuestSignal::Quit) {
                 let compute = &ctx.drivers.compute;
                 compute.wait_stopped(self.vm, DEATH).await.map_err(failed(OPERATION))?;
             }
@@ -139,16 +171,20 @@ mod tests {
     fn signals_are_names_or_numbers() {
         let mut params = machine::example();
         let expected = [
-            (json!("SIGTERM"), GuestSignal::PowerDown),
-            (json!("kill"), GuestSignal::Kill),
-            (json!(1), GuestSignal::Reset),
-            (json!("19"), GuestSignal::Pause),
+            (json!("SIGTERM"), Some(GuestSignal::PowerDown)),
+            (json!("kill"), Some(GuestSignal::Kill)),
+            (json!(1), Some(GuestSignal::Reset)),
+            (json!("19"), Some(GuestSignal::Pause)),
+            (json!("SIGWINCH"), None),
         ];
-        for (word, signal) in expected {
+        for (word, expected) in expected {
             params.insert("signal".to_owned(), word);
-            assert_eq!(super::signal(&params).unwrap(), signal);
+            let number = signal(&params).unwrap();
+            assert_eq!(meaning(number), expected);
         }
         params.insert("signal".to_owned(), json!("SIGFOO"));
-        assert_eq!(super::signal(&params).unwrap_err().code, "InvalidSignal");
+        assert_eq!(signal(&params).unwrap_err().code, "InvalidSignal");
+        assert_eq!(to_container(9), GuestSignal::Kill);
+        assert_eq!(to_container(15), GuestSignal::Number(15));
     }
 }

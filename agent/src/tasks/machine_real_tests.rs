@@ -30,6 +30,7 @@ use crate::node::bridges::Bridges;
 use crate::node::{Drivers, startup};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts, Zpools};
+use crate::sessions::Sessions;
 use crate::vms::copies::CopiedRecords;
 use crate::vms::files::FileVmRecords;
 use crate::vms::{Node, VmTable};
@@ -115,6 +116,11 @@ impl RealNode {
         let node = documents;
         let log = Arc::new(LogRing::new(uuid::Uuid::nil(), clock.clone()));
         let drivers = Drivers {
+            sessions: Arc::new(Sessions::new(
+                std::net::Ipv4Addr::LOCALHOST.into(),
+                true,
+                entropy.clone(),
+            )),
             guest_agents: Arc::new(GuestAgents::new(compute.clone(), entropy.clone())),
             log,
             clock,

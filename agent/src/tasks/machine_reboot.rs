@@ -33,7 +33,10 @@ impl Handler for MachineReboot {
     }
 
     fn deadline(&self, params: &Params) -> Duration {
-        machine::timeout(params).map_or(self.kind().limit, |timeout| timeout + AROUND)
+        match machine::timeout(params) {
+            Ok(Some(timeout)) => timeout + AROUND,
+            Ok(None) | Err(_) => self.kind().limit,
+        }
     }
 
     fn preemptible(&self) -> bool {
@@ -68,7 +71,8 @@ struct Reboot {
     vm: VmUuid,
     idempotent: bool,
     force: bool,
-    timeout: Duration,
+    /// `None`: as long as its kind has.
+    timeout: Option<Duration>,
     update: Option<Map<String, Value>>,
 }
 
@@ -108,10 +112,12 @@ impl Reboot {
         if ctx.notes::<Notes>()?.was_stopped {
             return Ok(());
         }
-        let until = ctx.started_at.saturating_add(self.timeout).unwrap_or(Timestamp::MAX);
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        let timeout = self.timeout.unwrap_or_else(|| machine::stop_timeout(&record));
+        let until = ctx.started_at.saturating_add(timeout).unwrap_or(Timestamp::MAX);
         let mark = Some(iso(until));
         ctx.drivers.vms.update(self.vm, |record| record.stopping_until = mark).await?;
-        let how = Stop { force: self.force, until, at_most: self.timeout };
+        let how = Stop { force: self.force, until, at_most: timeout };
         let stopped = stopping::stop(ctx, OPERATION, self.vm, how).await;
         ctx.drivers.vms.update(self.vm, |record| record.stopping_until = None).await?;
         stopped

@@ -96,6 +96,7 @@ impl Reprovision {
         };
         let repaired = VmRecord { failed: false, ..record.clone() };
         machine::usable(OPERATION, &repaired)?;
+        machine::must_be_hardware(OPERATION, &repaired)?;
         if record.flag("indestructible_zoneroot") {
             let text = format!("{OPERATION} error: VM {} is indestructible", self.vm);
             return Err(refuse(Code::VmIndestructible, text));
@@ -115,7 +116,7 @@ impl Reprovision {
 
     async fn ensure_image(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let progress = |percent: u8| ctx.progress(10 + percent.min(100) / 10 * 3);
-        machine::bring_image(ctx, self.image, &progress).await
+        machine::bring_image(ctx, self.image, machine::MadeOf::Disk, &progress).await
     }
 
     async fn mark(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {

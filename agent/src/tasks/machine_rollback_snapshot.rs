@@ -69,6 +69,7 @@ impl Rollback {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         let mended = VmRecord { rolling_back_to: None, ..record.clone() };
         machine::usable(OPERATION, &mended)?;
+        machine::must_be_hardware(OPERATION, &mended)?;
         let place = record.snapshots.iter().position(|s| s.name == self.name && s.complete);
         let place = place.ok_or_else(|| snapshot::not_found(OPERATION, self.vm, &self.name))?;
         snapshot::on_every_disk(ctx, OPERATION, &record, &self.name).await?;

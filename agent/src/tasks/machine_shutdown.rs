@@ -33,7 +33,10 @@ impl Handler for MachineShutdown {
     }
 
     fn deadline(&self, params: &Params) -> Duration {
-        machine::timeout(params).map_or(self.kind().limit, |timeout| timeout + AROUND)
+        match machine::timeout(params) {
+            Ok(Some(timeout)) => timeout + AROUND,
+            Ok(None) | Err(_) => self.kind().limit,
+        }
     }
 
     fn preempts(&self, params: &Params) -> bool {
@@ -68,12 +71,21 @@ struct Shutdown {
     vm: VmUuid,
     force: bool,
     idempotent: bool,
-    timeout: Duration,
+    /// `None`: as long as its kind has.
+    timeout: Option<Duration>,
 }
 
 impl Shutdown {
+    fn timeout(&self, ctx: &TaskContext) -> Duration {
+        let of_kind = || match ctx.drivers.vms.get(self.vm) {
+            Some(record) => machine::stop_timeout(&record),
+            None => machine::STOP_TIMEOUT,
+        };
+        self.timeout.unwrap_or_else(of_kind)
+    }
+
     fn until(&self, ctx: &TaskContext) -> Timestamp {
-        ctx.started_at.saturating_add(self.timeout).unwrap_or(Timestamp::MAX)
+        ctx.started_at.saturating_add(self.timeout(ctx)).unwrap_or(Timestamp::MAX)
     }
 
     /// The VM is not to come back with the host, whatever happens next.
@@ -99,7 +111,7 @@ impl Shutdown {
     }
 
     async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let how = Stop { force: self.force, until: self.until(ctx), at_most: self.timeout };
+        let how = Stop { force: self.force, until: self.until(ctx), at_most: self.timeout(ctx) };
         let stopped = stopping::stop(ctx, OPERATION, self.vm, how).await;
         if stopped.is_err() {
             // It is not stopping any more.

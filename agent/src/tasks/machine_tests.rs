@@ -38,6 +38,7 @@ use crate::node::bridges::Bridges;
 use crate::node::{Drivers, startup};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts, Zpools};
+use crate::sessions::Sessions;
 use crate::vms::copies::CopiedRecords;
 use crate::vms::sim::SimVmRecords;
 use crate::vms::{Node, VmTable};
@@ -126,6 +127,11 @@ impl Host {
         let node: Arc<dyn NodeDocuments> = Arc::new(self.documents.clone());
         let entropy: SharedEntropy = Arc::new(SeededEntropy::new(1));
         let drivers = Drivers {
+            sessions: Arc::new(Sessions::new(
+                std::net::Ipv4Addr::LOCALHOST.into(),
+                true,
+                entropy.clone(),
+            )),
             guest_agents: Arc::new(GuestAgents::new(compute.clone(), entropy.clone())),
             cluster,
             node,

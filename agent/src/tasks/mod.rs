@@ -7,7 +7,11 @@
 mod admission;
 pub mod agents_uninstall;
 pub mod command_execute;
+mod container;
 mod control;
+pub mod docker_copy;
+pub mod docker_exec;
+pub mod docker_stats;
 mod ending;
 #[cfg(test)]
 mod engine_tests;
@@ -149,6 +153,9 @@ pub type Params = Map<String, Value>;
 pub static HANDLERS: &[&dyn Handler] = &[
     &agents_uninstall::AgentsUninstall,
     &command_execute::CommandExecute,
+    &docker_copy::DockerCopy,
+    &docker_exec::DockerExec,
+    &docker_stats::DockerStats,
     &image_delete::ImageDelete,
     &image_ensure_present::ImageEnsurePresent,
     &image_get::ImageGet,
@@ -208,9 +215,6 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &zfs::snapshot_dataset::ZfsSnapshotDataset,
     &unsupported::AGENT_INSTALL,
     &unsupported::DOCKER_BUILD_KIND,
-    &unsupported::DOCKER_COPY,
-    &unsupported::DOCKER_EXEC,
-    &unsupported::DOCKER_STATS,
     &unsupported::MACHINE_MIGRATE,
     &unsupported::RECOVERY_CONFIG,
 ];
@@ -267,6 +271,8 @@ impl Kind {
 pub enum Need {
     /// ZFS, with a pool or without.
     Zfs,
+    /// A program that runs containers.
+    Containers,
 }
 
 impl Need {
@@ -275,6 +281,7 @@ impl Need {
     pub fn name(self) -> &'static str {
         match self {
             Self::Zfs => "zfs",
+            Self::Containers => "containers",
         }
     }
 
@@ -286,6 +293,12 @@ impl Need {
                 Availability::Works { .. } => None,
                 Availability::Missing(reason) => Some(reason),
             },
+            Self::Containers => {
+                let abilities = drivers.compute.abilities();
+                let unsaid = || "nothing runs them".to_owned();
+                let missing = abilities.containers.is_none();
+                missing.then(|| abilities.no_containers.unwrap_or_else(unsaid))
+            }
         }
     }
 }

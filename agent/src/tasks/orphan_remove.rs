@@ -81,7 +81,10 @@ impl Remove {
 
     async fn storage(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         self.still_lost(ctx)?;
-        ctx.drivers.storage.destroy_disks(self.vm, None).await.map_err(failed(OPERATION))
+        let storage = &ctx.drivers.storage;
+        storage.destroy_disks(self.vm, None).await.map_err(failed(OPERATION))?;
+        // What has ended is not mounted for anybody.
+        storage.destroy_root(self.vm, None).await.map_err(failed(OPERATION))
     }
 
     async fn cleanup(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {

@@ -12,13 +12,11 @@ use super::machine::MACHINE_TASKS;
 use super::server_reboot::SERVER_TASKS;
 use super::{Handler, Kind, Params, Plan, Queue, TaskFailure};
 
-const OCI: &str = "oci containers";
+const BUILDER: &str = "builder of container images";
 const MIGRATION: &str = "migration";
 const ENCRYPTION: &str = "pool encryption";
 const PACKAGES: &str = "agent packages";
 
-const DOCKER_TASKS: Queue =
-    Queue { name: "docker_tasks", max_concurrent: 64, max_wait: Duration::from_secs(10) };
 const DOCKER_BUILD: Queue =
     Queue { name: "docker_build_task", max_concurrent: 2, max_wait: Duration::from_secs(600) };
 /// The queue of what concerns the software of the node.
@@ -41,29 +39,13 @@ pub struct Unsupported {
     required: &'static [(&'static str, Shape)],
 }
 
-const fn docker(
-    name: &'static str,
-    queue: Queue,
-    seconds: u64,
-    required: &'static [(&'static str, Shape)],
-) -> Unsupported {
-    // A session leaves nothing behind that a journal could bring back.
-    let kind = Kind::query(name, queue, Duration::from_secs(seconds));
-    Unsupported { kind, needs: OCI, required }
-}
-
-/// Runs a command in a container.
-pub static DOCKER_EXEC: Unsupported =
-    docker("docker_exec", DOCKER_TASKS, 90, &[("uuid", Shape::Uuid), ("command", Shape::Object)]);
-/// Copies files into or out of a container.
-pub static DOCKER_COPY: Unsupported =
-    docker("docker_copy", DOCKER_TASKS, 60, &[("uuid", Shape::Uuid), ("path", Shape::Text)]);
-/// Figures of a container.
-pub static DOCKER_STATS: Unsupported =
-    docker("docker_stats", DOCKER_TASKS, 60, &[("uuid", Shape::Uuid)]);
 /// Builds an image in a container.
-pub static DOCKER_BUILD_KIND: Unsupported =
-    docker("docker_build", DOCKER_BUILD, 90, &[("uuid", Shape::Uuid), ("payload", Shape::Object)]);
+pub static DOCKER_BUILD_KIND: Unsupported = Unsupported {
+    // A session leaves nothing behind that a journal could bring back.
+    kind: Kind::query("docker_build", DOCKER_BUILD, Duration::from_secs(90)),
+    needs: BUILDER,
+    required: &[("uuid", Shape::Uuid), ("payload", Shape::Object)],
+};
 
 /// Moves a VM to another server.
 pub static MACHINE_MIGRATE: Unsupported = Unsupported {
@@ -131,13 +113,13 @@ mod tests {
 
     #[test]
     fn parameters_are_checked_before_the_lack_is_told() {
-        let failure = DOCKER_EXEC.plan(&Params::new()).unwrap_err();
+        let failure = DOCKER_BUILD_KIND.plan(&Params::new()).unwrap_err();
         assert_eq!(failure.details.unwrap()["field"], "uuid");
-        let failure = DOCKER_EXEC.plan(&DOCKER_EXEC.example()).unwrap_err();
+        let failure = DOCKER_BUILD_KIND.plan(&DOCKER_BUILD_KIND.example()).unwrap_err();
         assert_eq!(failure.code, "NotSupported");
-        assert!(failure.message.contains("oci"), "{failure}");
-        let mut bad = DOCKER_EXEC.example();
+        assert!(failure.message.contains("builder"), "{failure}");
+        let mut bad = DOCKER_BUILD_KIND.example();
         bad.insert("uuid".to_owned(), json!("x"));
-        assert_eq!(DOCKER_EXEC.plan(&bad).unwrap_err().code, "InvalidParameters");
+        assert_eq!(DOCKER_BUILD_KIND.plan(&bad).unwrap_err().code, "InvalidParameters");
     }
 }

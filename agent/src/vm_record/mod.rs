@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use muster_shared::export::Volume;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::lenient;
+use muster_shared::vm::CONTAINER_BRANDS;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -150,6 +151,18 @@ impl VmRecord {
         let volumes = self.volumes.iter().flatten().map(|volume| volume.identity.pool.as_str());
         let of_disks = self.list("disks").iter().filter_map(|disk| disk.get("zpool")?.as_str());
         volumes.chain(of_disks).chain(self.text("zpool")).map(str::to_owned).collect()
+    }
+
+    /// Whether it is a container, and no hardware VM.
+    #[must_use]
+    pub fn is_container(&self) -> bool {
+        self.text("brand").is_some_and(|brand| CONTAINER_BRANDS.contains(&brand))
+    }
+
+    /// Whether it is a container of docker's.
+    #[must_use]
+    pub fn is_docker(&self) -> bool {
+        self.text("brand") == Some("docker") || self.flag("docker")
     }
 
     /// A text property.

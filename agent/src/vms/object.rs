@@ -24,7 +24,7 @@ pub fn of(entry: &Entry, node: &Node) -> Value {
     let time = |ms: u64| Timestamp::from_millisecond(i64::try_from(ms).ok()?).ok().map(iso);
     set("uuid", json!(record.uuid));
     set("v", json!(1));
-    set("hvm", json!(true));
+    set("hvm", json!(!record.is_container()));
     set("type", json!(kind(record)));
     set("state", json!(state.state));
     set("zone_state", json!(state.zone_state));
@@ -175,7 +175,12 @@ fn reason(entry: &Entry) -> Option<&str> {
 }
 
 fn kind(record: &VmRecord) -> &'static str {
-    if record.text("brand") == Some("kvm") { "KVM" } else { "BHYVE" }
+    match record.text("brand") {
+        Some("kvm") => "KVM",
+        Some("lx") => "LX",
+        _ if record.is_container() => "OS",
+        _ => "BHYVE",
+    }
 }
 
 fn boot_image(record: &VmRecord) -> Option<String> {

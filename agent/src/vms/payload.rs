@@ -6,7 +6,7 @@ mod update;
 
 use muster_shared::ids::{ImageUuid, VmUuid};
 use muster_shared::vm::{
-    CONTAINER_BRANDS, CONTEXT, DEFAULT_QUOTA_GIB, DEFAULT_RAM_MIB, DISK, Effect, Item, Kind,
+    CONTAINER_BRANDS, CONTEXT, DEFAULT_QUOTA_GIB, DEFAULT_RAM_MIB, DISK, Effect, Form, Item, Kind,
     MAX_DEVICES, MAX_VM_BYTES, MIN_SWAP_MIB, NETWORK_RECORD, NIC, NOBODY, Property, TOLD,
     asks_nothing, json_bytes, overhead_mib, property,
 };
@@ -21,6 +21,14 @@ use crate::vm_record::routes;
 
 pub use copy::{copy, is_cdrom};
 pub use update::{internal_metadata, update};
+
+/// The brands that run.
+fn brands() -> &'static [&'static str] {
+    match property("brand").map(|brand| brand.form) {
+        Some(Form::OneOf(brands)) => brands,
+        _ => &[],
+    }
+}
 
 /// Why nobody else may say it.
 const BY_AGENT: &str = "told by the agent, which knows";
@@ -116,10 +124,12 @@ pub fn create(params: &Map<String, Value>) -> Result<Map<String, Value>, TaskFai
     rename_aliases(&mut params);
     if let Some(brand) = params.get("brand").and_then(Value::as_str)
         && CONTAINER_BRANDS.contains(&brand)
+        && !brands().contains(&brand)
     {
-        let text = format!("brand {brand}: this agent runs hardware VMs only (kvm, bhyve)");
+        let text = format!("brand {brand}: this agent runs {} only", brands().join(", "));
         return Err(TaskFailure::new(Code::ContainerNotSupported, text));
     }
+    let is_container = is_container(&params);
     let mut problems = Problems::default();
     let mut vm = Map::new();
     for (name, value) in params {
@@ -127,7 +137,7 @@ pub fn create(params: &Map<String, Value>) -> Result<Map<String, Value>, TaskFai
         if value.is_null() || CONTEXT.contains(&name.as_str()) {
             continue;
         }
-        match property(&name).map(|property| (property, property.effect)) {
+        match property(&name).map(|property| (property, property.effect_on(is_container))) {
             _ if TOLD.contains(&name.as_str()) => problems.refuse(name, BY_AGENT),
             None => tracing::info!(property = name, "an unknown VM property was dropped"),
             Some((_, Effect::Ignored(why))) => {
@@ -148,10 +158,19 @@ pub fn create(params: &Map<String, Value>) -> Result<Map<String, Value>, TaskFai
     if problems.is_empty() { Ok(vm) } else { Err(problems.into()) }
 }
 
-/// Every image the VM's disks are made from.
+/// Whether a VM of these properties is a container.
+#[must_use]
+pub fn is_container(vm: &Map<String, Value>) -> bool {
+    let brand = vm.get("brand").and_then(Value::as_str);
+    brand.is_some_and(|brand| CONTAINER_BRANDS.contains(&brand))
+}
+
+/// Every image that the VM's disks, or its root, are made from.
 #[must_use]
 pub fn images(vm: &Map<String, Value>) -> Vec<ImageUuid> {
-    let mut images: Vec<ImageUuid> = disks(vm).iter().filter_map(image_of).collect();
+    let own = vm.get("image_uuid").filter(|_| is_container(vm));
+    let own = own.and_then(|image| image.as_str()?.parse().ok());
+    let mut images: Vec<ImageUuid> = disks(vm).iter().filter_map(image_of).chain(own).collect();
     images.sort_unstable();
     images.dedup();
     images
@@ -314,8 +333,13 @@ fn complete(vm: &mut Map<String, Value>, problems: &mut Problems) {
         default(object, json!({}));
     }
     default("nics", json!([]));
-    if let (true, Some(image)) = (disks(vm).is_empty(), vm.get("image_uuid").cloned()) {
-        vm.insert("disks".to_owned(), json!([{ "image_uuid": image }]));
+    let image = vm.get("image_uuid").cloned();
+    match (is_container(vm), image) {
+        (true, None) => problems.missing_properties.push("image_uuid".to_owned()),
+        (false, Some(image)) if disks(vm).is_empty() => {
+            vm.insert("disks".to_owned(), json!([{ "image_uuid": image }]));
+        }
+        _ => {}
     }
     vm.entry("disks").or_insert(json!([]));
     complete_memory(vm, problems);

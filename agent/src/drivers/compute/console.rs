@@ -1,6 +1,8 @@
 //! What goes in and out of a guest's ports.
 
 use std::fmt;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::path::Path;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -47,6 +49,29 @@ pub struct Logged {
     pub bytes: Bytes,
     /// Where it ends in the log.
     pub end: u64,
+}
+
+/// The end of what is in a log after `from`, whole lines if that is not all.
+pub(super) fn logged(log: &Path, from: u64) -> io::Result<Logged> {
+    let mut log = match std::fs::File::open(log) {
+        Ok(log) => log,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Logged::default()),
+        Err(error) => return Err(error),
+    };
+    let length = log.metadata()?.len();
+    // A log that grew too long was emptied meanwhile.
+    let from = if from > length { 0 } else { from };
+    let limit = u64::try_from(CONSOLE_PAST_BYTES).unwrap_or(u64::MAX);
+    let start = from.max(length.saturating_sub(limit));
+    log.seek(SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    let read = log.take(length - start).read_to_end(&mut bytes)?;
+    let end = start + u64::try_from(read).unwrap_or(0);
+    if start > from {
+        let line = bytes.iter().position(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        bytes.drain(..line);
+    }
+    Ok(Logged { bytes: bytes.into(), end })
 }
 
 /// Opens the ports of guests.

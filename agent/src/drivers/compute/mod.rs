@@ -4,7 +4,10 @@ mod console;
 mod devices;
 mod display;
 mod facts;
+mod inside;
 pub mod nocloud;
+pub mod oci;
+mod process;
 pub mod qemu;
 mod router;
 pub mod sim;
@@ -18,6 +21,7 @@ use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::wire::Code;
 use tokio::sync::watch;
 
+use console::logged;
 pub use console::{AgentChannel, CONSOLE_PAST_BYTES, GuestConsole, GuestIo, GuestPort, Logged};
 pub use devices::{
     GuestDevices, GuestDisk, GuestDisks, GuestNic, GuestNics, INFO_TYPES, SnapshotChange,
@@ -25,9 +29,16 @@ pub use devices::{
 };
 pub use display::{GuestDisplay, MAX_PICTURE_BYTES, Picture};
 pub use facts::GuestFacts;
+pub use inside::{
+    BlockCounter, CpuCounters, GuestCounters, GuestInside, LinkCounters, NetworkCounters,
+};
+pub use process::{
+    GuestCommand, GuestProcess, GuestProcesses, ProcessInput, ProcessOutput, TerminalSize,
+};
 pub use router::Router;
 
 use super::DriverError;
+use crate::drivers::images::RuntimeConfig;
 use crate::drivers::network::Attached;
 use crate::drivers::storage::{Disk, Variables};
 use crate::vm_record::VmRecord;
@@ -41,6 +52,17 @@ pub struct Resources {
     pub variables: Option<Variables>,
     /// Its network interfaces.
     pub nics: Vec<Attached>,
+    /// What a container is started from; no hardware VM has it.
+    pub root: Option<ContainerRoot>,
+}
+
+/// What a container is started from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerRoot {
+    /// The folder that it sees as `/`.
+    pub path: PathBuf,
+    /// How its image wants it to be run.
+    pub runtime: RuntimeConfig,
 }
 
 /// What the host shows of one VM.
@@ -154,18 +176,22 @@ pub enum GuestSignal {
     Quit,
     /// Hard reset (`SIGHUP`).
     Reset,
-    /// Stops the virtual CPUs (`SIGSTOP`).
+    /// Stops the virtual CPUs, or all processes of a container (`SIGSTOP`).
     Pause,
     /// Lets them go on (`SIGCONT`).
     Resume,
     /// Non-maskable interrupt (`SIGUSR1`).
     Nmi,
+    /// This signal to the first process of a container; it means nothing to a hardware VM.
+    Number(i32),
 }
 
 /// Runs VMs of some brands: starts, watches and ends their processes. What else can be done with one
 /// that runs is in traits of their own.
 #[async_trait]
-pub trait Compute: GuestConsole + GuestDevices + GuestDisplay + GuestFacts {
+pub trait Compute:
+    GuestConsole + GuestDevices + GuestDisplay + GuestFacts + GuestInside + GuestProcesses
+{
     /// The brands whose VMs it runs, e.g. `kvm`.
     fn brands(&self) -> &[&'static str];
 
@@ -277,6 +303,10 @@ pub struct Abilities {
     pub version: Option<String>,
     /// VMs can have UEFI firmware.
     pub uefi: bool,
+    /// The program that runs containers.
+    pub containers: Option<String>,
+    /// Why VMs can't run that are containers.
+    pub no_containers: Option<String>,
     /// Why something is missing, for `Muster.degraded`.
     pub degraded: Vec<String>,
 }

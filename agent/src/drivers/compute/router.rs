@@ -2,6 +2,7 @@
 //! something of it is, so that nothing has to be known of it but its uuid.
 
 use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,9 +16,10 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    Abilities, AgentChannel, Compute, GuestConsole, GuestDevices, GuestDisks, GuestDisplay,
-    GuestFacts, GuestIo, GuestNic, GuestNics, GuestPort, GuestSignal, Logged, Observed, Picture,
-    Resources, RunningGuest, SnapshotChange,
+    Abilities, AgentChannel, Compute, GuestCommand, GuestConsole, GuestCounters, GuestDevices,
+    GuestDisks, GuestDisplay, GuestFacts, GuestInside, GuestIo, GuestNic, GuestNics, GuestPort,
+    GuestProcess, GuestProcesses, GuestSignal, Logged, Observed, Picture, Resources, RunningGuest,
+    SnapshotChange,
 };
 use crate::drivers::DriverError;
 use crate::drivers::network::{Attached, Nic};
@@ -89,12 +91,14 @@ impl Compute for Router {
         self.drivers().any(|driver| driver.holds(vm))
     }
 
-    /// Those of hardware VMs; what any driver lacks is told.
+    /// Those of hardware VMs, and who runs containers; what any driver lacks is told.
     fn abilities(&self) -> Abilities {
         let all: Vec<_> = self.drivers().map(|driver| driver.abilities()).collect();
         let degraded = all.iter().flat_map(|one| one.degraded.clone()).collect();
+        let containers = all.iter().find_map(|one| one.containers.clone());
+        let no_containers = all.iter().find_map(|one| one.no_containers.clone());
         let hvm = all.into_iter().find(|abilities| abilities.hvm);
-        Abilities { degraded, ..hvm.unwrap_or_default() }
+        Abilities { degraded, containers, no_containers, ..hvm.unwrap_or_default() }
     }
 
     fn machine_type(&self, vm: &VmRecord) -> Option<String> {
@@ -252,6 +256,28 @@ impl GuestDisplay for Router {
 
     async fn set_password(&self, vm: &VmRecord) -> Result<(), DriverError> {
         self.holder(vm.uuid).set_password(vm).await
+    }
+}
+
+#[async_trait]
+impl GuestInside for Router {
+    async fn root(&self, vm: VmUuid) -> Result<OwnedFd, DriverError> {
+        self.holder(vm).root(vm).await
+    }
+
+    async fn counters(&self, vm: VmUuid) -> Result<GuestCounters, DriverError> {
+        self.holder(vm).counters(vm).await
+    }
+}
+
+#[async_trait]
+impl GuestProcesses for Router {
+    async fn exec(
+        &self,
+        vm: VmUuid,
+        command: &GuestCommand,
+    ) -> Result<Box<dyn GuestProcess>, DriverError> {
+        self.holder(vm).exec(vm, command).await
     }
 }
 

@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::clock::SharedClock;
 use muster_shared::ids::VmUuid;
+use muster_shared::vm::CONTAINER_BRANDS;
 use muster_shared::wire::Code;
 use muster_shared::wire::usage::{DiskUsage, VmUsage};
 use parking_lot::Mutex;
@@ -22,9 +23,9 @@ use tokio::sync::watch;
 
 use super::{
     Abilities, Activity, AgentChannel, Compute, Ended, GuestConsole, GuestDevices, GuestDisk,
-    GuestDisks, GuestDisplay, GuestFacts, GuestIo, GuestNic, GuestNics, GuestPort, GuestSignal,
-    Live, Logged, Observed, Picture, Resources, RunningGuest, SnapshotChange, check_info_types,
-    not_running,
+    GuestDisks, GuestDisplay, GuestFacts, GuestInside, GuestIo, GuestNic, GuestNics, GuestPort,
+    GuestProcesses, GuestSignal, Live, Logged, Observed, Picture, Resources, RunningGuest,
+    SnapshotChange, check_info_types, not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
@@ -233,6 +234,11 @@ impl SimGuests {
     }
 }
 
+impl GuestProcesses for SimCompute {}
+
+#[async_trait]
+impl GuestInside for SimCompute {}
+
 /// The driver of one simulated agent.
 #[derive(Debug)]
 pub struct SimCompute {
@@ -255,6 +261,10 @@ impl SimCompute {
     #[must_use]
     pub fn for_brands(self, brands: &'static [&'static str]) -> Self {
         Self { brands, ..self }
+    }
+
+    fn runs_containers(&self) -> bool {
+        self.brands.iter().any(|brand| CONTAINER_BRANDS.contains(brand))
     }
 
     fn launch(&self, record: &VmRecord, with: &Resources) {
@@ -328,7 +338,7 @@ impl SimCompute {
                 }
                 guest.booted_at_ms = u64::try_from(self.clock.wall().as_millisecond()).unwrap_or(0);
             }
-            GuestSignal::Nmi => {}
+            GuestSignal::Nmi | GuestSignal::Number(_) => {}
         }
         drop(content);
         self.guests.changed();
@@ -382,6 +392,8 @@ impl Compute for SimCompute {
             memory_mib: Some(SIM_MEMORY_MIB),
             version: Some("sim".to_owned()),
             uefi: true,
+            containers: self.runs_containers().then(|| "sim".to_owned()),
+            no_containers: None,
             degraded: Vec::new(),
         }
     }

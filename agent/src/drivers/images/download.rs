@@ -255,11 +255,13 @@ fn checksum(image: ImageUuid, problem: &str) -> DriverError {
 fn needed_bytes(file: &ImageFile, there_bytes: u64) -> u64 {
     let packed_bytes = file.expected.size_bytes;
     let unpacked_bytes = match (file.compression, file.format) {
+        // Its layers look for room themselves.
+        (Compression::None, Format::Container) => packed_bytes,
         // It is used as it came.
         (Compression::None, _) => 0,
         (_, Format::Raw) => file.disk_bytes.unwrap_or(0).max(packed_bytes),
         // At least as large as what it is made from.
-        (_, Format::Qcow2 | Format::Unknown) => packed_bytes,
+        (_, Format::Qcow2 | Format::Unknown | Format::Container) => packed_bytes,
     };
     packed_bytes.saturating_sub(there_bytes).saturating_add(unpacked_bytes)
 }

@@ -1,12 +1,13 @@
-//! Images as qcow2 files under `images/`.
+//! Images as qcow2 files and folders under `images/`.
 //!
-//! `<uuid>.qcow2` is the image, `<uuid>.json` its record with the manifest. The record is written
+//! `<uuid>.qcow2` is the image of a disk, the folder `<uuid>.root` one of containers, `<uuid>.json` its record with the manifest. The record is written
 //! last and removed first: an image that has one is whole. `<uuid>.used` has the time of its last use
 //! as its own. A download under way is `<uuid>.partial` with
 //! `<uuid>.partial.json`; `packed-…` is the file of an image that a task makes here; everything else temporary is `.<name>.tmp` and removed at start.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -20,13 +21,16 @@ use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::download::Download;
-use super::manifest::Compression;
+use super::manifest::{Compression, Format, ImageFile};
 use super::pack::{self, DiskSource, Packed};
 use super::publish::Publication;
 use super::repository::Repository;
 use super::turns::Turns;
 use super::unpack::{self, Work};
-use super::{Credentials, ImageUsage, Images, Installed, manifest, usage};
+use super::{
+    ContainerImage, Credentials, ImageUsage, Images, Installed, ROOT_FORMAT, RuntimeConfig,
+    manifest, oci, usage,
+};
 use crate::drivers::storage::{IMAGES, Storage, qcow2};
 use crate::drivers::{DriverError, files};
 use crate::host::SharedExec;
@@ -62,6 +66,7 @@ pub struct FileImages {
     repository: Repository,
     exec: SharedExec,
     turns: Turns,
+    scratches: AtomicU64,
 }
 
 /// `<uuid>.json`.
@@ -72,6 +77,17 @@ pub(super) struct Record {
     source: String,
     #[serde(default)]
     pub(super) installed_at: Option<Timestamp>,
+    /// Of an image of containers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) container: Option<Container>,
+}
+
+/// What a record says of an image of containers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Container {
+    pub(super) runtime: RuntimeConfig,
+    /// All that its files hold, bytes.
+    pub(super) size_bytes: u64,
 }
 
 impl FileImages {
@@ -97,6 +113,7 @@ impl FileImages {
             repository: Repository::new(config.sources, config.credentials, entropy)?,
             exec,
             turns: Turns::default(),
+            scratches: AtomicU64::new(0),
         };
         opened.sweep_leftovers().await?;
         Ok(opened)
@@ -104,6 +121,22 @@ impl FileImages {
 
     pub(super) fn path(&self, image: ImageUuid) -> PathBuf {
         self.folder.join(format!("{image}.qcow2"))
+    }
+
+    /// The folder of an image of containers.
+    pub(super) fn root(&self, image: ImageUuid) -> PathBuf {
+        self.path(image).with_extension(ROOT_FORMAT)
+    }
+
+    async fn existing_root(&self, image: ImageUuid) -> Result<PathBuf, DriverError> {
+        let root = self.root(image);
+        match tokio::fs::metadata(&root).await {
+            Ok(found) if found.is_dir() => Ok(root),
+            Ok(_) => {
+                Err(DriverError::failed(format!("open {}", root.display()), "it is no folder"))
+            }
+            Err(error) => Err(files::failed("open", &root, error)),
+        }
     }
 
     pub(super) fn record_path(&self, image: ImageUuid) -> PathBuf {
@@ -153,23 +186,68 @@ impl FileImages {
         download.run().await?;
         drop(download);
         let unfinished = Unfinished(&work);
-        let made = unpack::unpack(image, &file, &work, &self.exec, cancelled).await;
+        let made = match file.format {
+            Format::Container => self.make_root(image, &file, &work, progress, cancelled).await,
+            _ => self.make_disk(image, &file, &work, cancelled).await,
+        };
         if made.is_err() {
             // What was verified and can't be used won't get better; a full disk needs the space.
             discard(&work).await?;
         }
-        let path = self.path(image);
-        files::rename(&made?, &path).await?;
+        let container = made?;
         drop(unfinished);
         let source = self.source_names.get(source).cloned().unwrap_or_default();
         let installed_at = Some(self.clock.wall());
-        let record = Record { manifest, zpool: self.pool.clone(), source, installed_at };
+        let record = Record { manifest, zpool: self.pool.clone(), source, installed_at, container };
         let record = serde_json::to_vec(&record).expect("a manifest has only string keys");
         files::write(&self.record_path(image), &record).await?;
         discard(&work).await?;
         progress(100);
         tracing::info!(image_uuid = %image, "image installed");
         Ok(())
+    }
+
+    async fn make_disk(
+        &self,
+        image: ImageUuid,
+        file: &ImageFile,
+        work: &Work,
+        cancelled: &CancellationToken,
+    ) -> Result<Option<Container>, DriverError> {
+        let made = unpack::unpack(image, file, work, &self.exec, cancelled).await?;
+        files::rename(&made, &self.path(image)).await?;
+        Ok(None)
+    }
+
+    async fn make_root(
+        &self,
+        image: ImageUuid,
+        file: &ImageFile,
+        work: &Work,
+        progress: &(dyn Fn(u8) + Send + Sync),
+        cancelled: &CancellationToken,
+    ) -> Result<Option<Container>, DriverError> {
+        let archive = unpack::plain(image, file, work).await?;
+        let (root, scratch) = (self.root(image), self.scratch(image));
+        let share = |percent: u8| progress(DOWNLOAD_PERCENT + percent / 10);
+        let unpacked = oci::unpack(archive, &scratch, cancelled.clone(), &share).await;
+        let unpacked = unpacked.map_err(|fault| oci::refusal(image, fault))?;
+        if root.exists() {
+            // It has its name since it was whole, and containers may lie over it.
+            files::remove_folder(&scratch).await?;
+        } else {
+            files::rename(&scratch, &root).await?;
+        }
+        unpacked.folder.keep();
+        let (runtime, size_bytes) = (unpacked.runtime, unpacked.size_bytes);
+        Ok(Some(Container { runtime, size_bytes }))
+    }
+
+    /// Where a root folder is while it is made or removed, each time another one: an attempt that was
+    /// given up may still be at work.
+    pub(super) fn scratch(&self, image: ImageUuid) -> PathBuf {
+        let count = self.scratches.fetch_add(1, Ordering::Relaxed);
+        self.folder.join(format!(".{image}.{count}.{ROOT_FORMAT}.tmp"))
     }
 
     pub(super) fn work(&self, image: ImageUuid) -> Work {
@@ -220,7 +298,10 @@ async fn sweep(folder: &Path, clock: &SharedClock) -> Result<(), DriverError> {
         let stale = partial && (old() || !Download::record(&path).exists());
         if temporary || stale {
             tracing::info!(path = %path.display(), "removing what an unfinished install left");
-            files::remove(&path).await?;
+            match path.is_dir() {
+                true => files::remove_folder(&path).await?,
+                false => files::remove(&path).await?,
+            }
             if stale {
                 files::remove(&Download::record(&path)).await?;
             }
@@ -233,6 +314,11 @@ async fn sweep(folder: &Path, clock: &SharedClock) -> Result<(), DriverError> {
 impl Images for FileImages {
     async fn get(&self, image: ImageUuid) -> Result<Option<Installed>, DriverError> {
         let Some(record) = self.record(image).await? else { return Ok(None) };
+        if let Some(container) = record.container {
+            let (manifest, path) = (record.manifest, self.existing_root(image).await?);
+            let (format, size_bytes) = (ROOT_FORMAT.to_owned(), container.size_bytes);
+            return Ok(Some(Installed { manifest, path, format, size_bytes }));
+        }
         let path = self.path(image);
         let header_bytes = u64::try_from(qcow2::HEADER_BYTES).unwrap_or(u64::MAX);
         let start = files::head(&path, header_bytes).await?;
@@ -245,6 +331,15 @@ impl Images for FileImages {
         };
         let format = "qcow2".to_owned();
         Ok(Some(Installed { manifest: record.manifest, path, format, size_bytes }))
+    }
+
+    async fn container(&self, image: ImageUuid) -> Result<Option<ContainerImage>, DriverError> {
+        let Some(Record { manifest, container: Some(container), .. }) = self.record(image).await?
+        else {
+            return Ok(None);
+        };
+        let root = self.existing_root(image).await?;
+        Ok(Some(ContainerImage { manifest, root, runtime: container.runtime }))
     }
 
     async fn ensure(

@@ -32,7 +32,15 @@ pub enum Format {
     Raw,
     /// QEMU's format.
     Qcow2,
+    /// Containers, see [`CONTAINER_FORMATS`].
+    Container,
 }
+
+/// How files of containers are called: an OCI image layout and what `docker save` writes, both as tar.
+/// Which of them it is its content says.
+pub const CONTAINER_FORMATS: [&str; 2] = ["oci-archive", "docker-archive"];
+/// Types of images that are of containers when nothing says what their file is.
+const CONTAINER_TYPES: [&str; 2] = ["docker", "lx-dataset"];
 
 /// Size and checksums of the file as the repository holds it. Stored beside a partial download,
 /// so that it is never continued with another file's bytes.
@@ -105,8 +113,11 @@ pub fn parse(image: ImageUuid, manifest: &Value) -> Result<ImageFile, DriverErro
         Some("zstd") => Compression::Zstd,
         Some(other) => return Err(unsupported(format!("compression {other:?}"))),
     };
+    let kind = manifest.get("type").and_then(Value::as_str).unwrap_or_default();
     let format = match text("format").as_deref() {
+        None if CONTAINER_TYPES.contains(&kind) => Format::Container,
         None => Format::Unknown,
+        Some(name) if CONTAINER_FORMATS.contains(&name) => Format::Container,
         Some("raw") => Format::Raw,
         Some("qcow2") => Format::Qcow2,
         Some(other) => return Err(unsupported(format!("format {other:?}"))),
@@ -154,6 +165,24 @@ mod tests {
             disk_bytes: None,
         };
         assert_eq!(file, whole);
+    }
+
+    #[test]
+    fn files_of_containers_are_known_by_format_or_type() {
+        let format = |change: fn(&mut Value)| parse(image(), &manifest(change)).unwrap().format;
+        for name in CONTAINER_FORMATS {
+            let mut manifest = manifest(|_| ());
+            manifest["files"][0]["format"] = json!(name);
+            assert_eq!(parse(image(), &manifest).unwrap().format, Format::Container);
+        }
+        let unsaid = |kind: &'static str| {
+            let mut manifest = manifest(|m| drop(m["files"][0]["format"].take()));
+            manifest["files"][0].as_object_mut().unwrap().remove("format");
+            manifest["type"] = json!(kind);
+            parse(image(), &manifest).unwrap().format
+        };
+        assert_eq!((unsaid("docker"), unsaid("zvol")), (Format::Container, Format::Unknown));
+        assert_eq!(format(|m| m["type"] = json!("docker")), Format::Qcow2);
     }
 
     #[test]

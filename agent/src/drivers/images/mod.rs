@@ -2,9 +2,11 @@
 
 #[cfg(test)]
 mod conformance;
+mod container;
 mod download;
 mod file;
 pub mod manifest;
+mod oci;
 pub mod pack;
 pub mod publish;
 mod removal;
@@ -37,6 +39,7 @@ use self::publish::Publication;
 use super::DriverError;
 use super::storage::Dependents;
 
+pub use container::{ContainerImage, RuntimeConfig};
 pub use file::{FileImages, FileImagesConfig};
 pub use repository::{Credentials, sources};
 pub use zfs::{ZfsImages, ZfsImagesConfig};
@@ -46,13 +49,16 @@ pub use zfs::{ZfsImages, ZfsImagesConfig};
 pub struct Installed {
     /// Its IMGAPI manifest.
     pub manifest: Value,
-    /// The file disks are based on.
+    /// The file disks are based on, or the folder that containers are.
     pub path: PathBuf,
-    /// Format as QEMU names it.
+    /// Format as QEMU names it, or [`ROOT_FORMAT`].
     pub format: String,
-    /// Virtual size, bytes.
+    /// Virtual size of a disk, or all that the files of a container hold, bytes.
     pub size_bytes: u64,
 }
+
+/// Format of an installed image of containers.
+pub const ROOT_FORMAT: &str = "root";
 
 /// An image on this node, and who needs it.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,6 +93,13 @@ pub trait Images: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The host could not be read.
     async fn get(&self, image: ImageUuid) -> Result<Option<Installed>, DriverError>;
+
+    /// The root folder of an image of containers and how they are run, if it is here whole; none for
+    /// an image of a disk, which [`Images::get`] tells from one that is not here.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn container(&self, image: ImageUuid) -> Result<Option<ContainerImage>, DriverError>;
 
     /// Fetches the image unless it is here: manifest, file (resuming an earlier attempt), size and
     /// checksum, conversion, rename. One fetch per image at a time. `progress` gets 0 to 100.

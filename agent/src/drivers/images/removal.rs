@@ -25,8 +25,20 @@ impl FileImages {
         for path in [self.path(image), self.use_path(image)] {
             files::remove(&path).await?;
         }
+        self.discard_root(image).await?;
         super::file::discard(&self.work(image)).await?;
         files::sync_folder(&self.folder).await
+    }
+
+    /// Takes its name from the root folder before any of its files: one that has it is whole.
+    async fn discard_root(&self, image: ImageUuid) -> Result<(), DriverError> {
+        let root = self.root(image);
+        if !root.exists() {
+            return Ok(());
+        }
+        let scratch = self.scratch(image);
+        files::rename(&root, &scratch).await?;
+        files::remove_folder(&scratch).await
     }
 
     async fn check_unused(&self, image: ImageUuid) -> Result<(), DriverError> {
@@ -69,7 +81,10 @@ impl FileImages {
                 continue;
             }
             tracing::info!(path = %path.display(), "removing what is left of an image");
-            files::remove(&path).await?;
+            match path.is_dir() {
+                true => self.discard_root(image).await?,
+                false => files::remove(&path).await?,
+            }
         }
         Ok(())
     }
@@ -78,6 +93,6 @@ impl FileImages {
 /// The image that a file belongs to, if it is none without its record.
 fn leftover(path: &Path) -> Option<ImageUuid> {
     let kind = path.extension()?.to_str()?;
-    let belongs = matches!(kind, "qcow2" | super::usage::USED);
+    let belongs = matches!(kind, "qcow2" | super::ROOT_FORMAT | super::usage::USED);
     belongs.then(|| path.file_stem()?.to_str()?.parse().ok()).flatten()
 }

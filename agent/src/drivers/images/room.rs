@@ -8,6 +8,8 @@ use crate::drivers::{DriverError, files, storage};
 /// Space left free beside an image, bytes. More than the journal's own reserve, so that the task
 /// fails for want of space while the journal can still say so.
 const RESERVE_BYTES: u64 = 24 * 1024 * 1024;
+/// Files that can still be made beside an image.
+const RESERVE_FILES: u64 = 1024;
 /// The disk is looked at once per so many written bytes.
 const STRIDE_BYTES: u64 = 1024 * 1024;
 
@@ -21,6 +23,21 @@ pub(super) fn check(path: &Path, needed_bytes: u64, what: &str) -> Result<(), Dr
     Err(storage::store_full(format!(
         "no space for {what}: it needs {needed_bytes} bytes more and {RESERVE_BYTES} must stay \
          free, {free_bytes} are free"
+    )))
+}
+
+/// Refuses when `path`'s file system can't take so many files more and keep some for others.
+pub(super) fn check_files(path: &Path, needed: u64, what: &str) -> Result<(), DriverError> {
+    let found = nix::sys::statvfs::statvfs(path)
+        .map_err(|error| files::failed("read the free space of", path, error.into()))?;
+    // Those of 0 make files as long as there is space.
+    let free = found.files_available();
+    if found.files() == 0 || needed.saturating_add(RESERVE_FILES) <= free {
+        return Ok(());
+    }
+    Err(storage::store_full(format!(
+        "no space for {what}: it has {needed} files, and {RESERVE_FILES} more must stay possible \
+         beside the {free} that there can be"
     )))
 }
 

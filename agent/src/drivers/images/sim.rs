@@ -16,7 +16,7 @@ use url::Url;
 use super::manifest::Compression;
 use super::pack::{DiskBytes, DiskSource, Packed};
 use super::publish::{Publication, TASK_TAG};
-use super::{ImageUsage, Images, Installed};
+use super::{ContainerImage, ImageUsage, Images, Installed, RuntimeConfig};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 use crate::drivers::storage::sim::{SimImage, SimPool};
@@ -51,7 +51,7 @@ pub struct SimImages {
 
 impl SimImages {
     /// Installs from `repository` into `pool`. Operations in `faults`: `images.get`,
-    /// `images.manifest`, `images.fetch`, `images.install`, `images.list`, `images.note_use`,
+    /// `images.container`, `images.manifest`, `images.fetch`, `images.install`, `images.list`, `images.note_use`,
     /// `images.remove`, `images.pack`, `images.publish`, `images.withdraw`, `images.drop_packed`.
     #[must_use]
     pub fn new(
@@ -101,6 +101,19 @@ impl Images for SimImages {
             }))
         };
         self.faults.call("images.get", get).await
+    }
+
+    async fn container(&self, image: ImageUuid) -> Result<Option<ContainerImage>, DriverError> {
+        let container = || {
+            let found = self.pool.images().remove(&image);
+            let found = found.filter(|found| found.manifest["type"] == "docker");
+            Ok(found.map(|found| ContainerImage {
+                manifest: found.manifest,
+                root: format!("/sim/images/{image}.root").into(),
+                runtime: RuntimeConfig::default(),
+            }))
+        };
+        self.faults.call("images.container", container).await
     }
 
     async fn ensure(

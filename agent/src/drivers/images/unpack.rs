@@ -33,6 +33,19 @@ pub(super) struct Work {
     pub(super) converted: PathBuf,
 }
 
+/// Takes the compression of the downloaded file away; returns where its content is.
+pub(super) async fn plain<'a>(
+    image: ImageUuid,
+    file: &ImageFile,
+    work: &'a Work,
+) -> Result<&'a PathBuf, DriverError> {
+    if file.compression == Compression::None {
+        return Ok(&work.partial);
+    }
+    decompress(image, file.compression, &work.partial, &work.unpacked).await?;
+    Ok(&work.unpacked)
+}
+
 /// Makes the image's qcow2 file from the downloaded one; durable, but not yet under its name.
 /// Returns where it is.
 pub(super) async fn unpack(
@@ -42,20 +55,14 @@ pub(super) async fn unpack(
     exec: &SharedExec,
     cancelled: &CancellationToken,
 ) -> Result<PathBuf, DriverError> {
-    let plain = match file.compression {
-        Compression::None => &work.partial,
-        _ => {
-            decompress(image, file.compression, &work.partial, &work.unpacked).await?;
-            &work.unpacked
-        }
-    };
+    let plain = plain(image, file, work).await?;
     let header_bytes = u64::try_from(qcow2::HEADER_BYTES).unwrap_or(u64::MAX);
     let start = files::head(plain, header_bytes).await?;
     if start.is_empty() {
         return Err(invalid(image, "it is empty"));
     }
     let header = match file.format {
-        Format::Raw => None,
+        Format::Raw | Format::Container => None,
         Format::Qcow2 | Format::Unknown => {
             qcow2::parse(&start).map_err(|e| invalid(image, &e.to_string()))?
         }

@@ -46,7 +46,10 @@ impl FileImages {
             usages.push(ImageUsage {
                 image,
                 manifest: record.manifest,
-                used_bytes: files::used_bytes(&path).await?,
+                used_bytes: match record.container {
+                    Some(container) => container.size_bytes,
+                    None => files::used_bytes(&path).await?,
+                },
                 installed_at: installed_at.unwrap_or(Timestamp::UNIX_EPOCH),
                 last_used_at: modified_at(&self.use_path(image)).await?,
                 dependents: Dependents::of(&bases, image),

@@ -23,7 +23,7 @@ use super::pack::{DiskSource, Packed};
 use super::publish::Publication;
 use super::turns::Turns;
 use super::usage::{USED, modified_at, touch};
-use super::{ImageUsage, Images, Installed, origin_of};
+use super::{ContainerImage, ImageUsage, Images, Installed, ROOT_FORMAT, origin_of};
 use crate::drivers::storage::zfs::{Devices, IMAGE, Names, Owner, Pool, Row, Source};
 use crate::drivers::storage::{Dependents, Storage};
 use crate::drivers::zfs::{Properties, Zfs};
@@ -114,6 +114,10 @@ impl ZfsImages {
             progress(u8::try_from(share).unwrap_or(percent));
         };
         self.fetched.ensure(image, &share, cancelled).await?;
+        if self.fetched.container(image).await?.is_some() {
+            progress(100);
+            return Ok(());
+        }
         let gone = || DriverError::failed(format!("install image {image}"), "its file is gone");
         let file = self.fetched.get(image).await?.ok_or_else(gone)?;
         if self.volume(image).await?.is_none() {
@@ -210,7 +214,11 @@ impl ZfsImages {
 #[async_trait]
 impl Images for ZfsImages {
     async fn get(&self, image: ImageUuid) -> Result<Option<Installed>, DriverError> {
-        let Some(record) = self.record(image).await? else { return Ok(None) };
+        let Some(record) = self.record(image).await? else {
+            // Images of containers stay what was fetched.
+            let fetched = self.fetched.get(image).await?;
+            return Ok(fetched.filter(|fetched| fetched.format == ROOT_FORMAT));
+        };
         let volume = self.volume(image).await?;
         Ok(volume.map(|volume| Installed {
             manifest: record.manifest,
@@ -218,6 +226,10 @@ impl Images for ZfsImages {
             format: "raw".to_owned(),
             size_bytes: volume.number("volsize").unwrap_or(0),
         }))
+    }
+
+    async fn container(&self, image: ImageUuid) -> Result<Option<ContainerImage>, DriverError> {
+        self.fetched.container(image).await
     }
 
     async fn ensure(

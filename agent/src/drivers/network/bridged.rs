@@ -2,6 +2,8 @@
 //! nic tag, behind a filter that keeps its guest to its own addresses. Bridges are made by the host
 //! driver or the operator; a NIC whose tag has none here is on a user-mode network.
 
+mod checks;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,10 +16,12 @@ use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
+use self::checks::{check_nic, check_user_nic};
 use super::filter::{Filter, Guards};
 use super::firewall::Firewall;
 use super::guard::Guard;
 use super::links::{self, Link, Links, NewTap};
+use super::namespaces::Namespaces;
 use super::stamp::{Place, Stamp, bridge_name, is_tag_bridge, tap_name};
 use super::{Attached, Backend, Counters, Networks, Nic};
 use crate::drivers::DriverError;
@@ -26,8 +30,6 @@ use crate::host::SharedExec;
 
 /// Where what guests may send is kept.
 const FOLDER: &str = "nics";
-/// Of IEEE 802.1Q; 4095 is reserved.
-const MAX_VLAN: u16 = 4094;
 
 /// What the driver is made from.
 #[derive(Debug)]
@@ -44,6 +46,8 @@ pub struct BridgedConfig {
     pub prefix: String,
     /// Keeps what guests may send.
     pub data_dir: PathBuf,
+    /// Keeps the namespaces of containers.
+    pub run_dir: PathBuf,
     /// Runs `nft`.
     pub exec: SharedExec,
 }
@@ -54,6 +58,7 @@ pub struct BridgedNetworks {
     config: BridgedConfig,
     links: Arc<dyn Links>,
     filter: Filter,
+    namespaces: Namespaces,
     /// The networks of all other NICs.
     user: Arc<dyn Networks>,
     /// What is amiss, by what was found last.
@@ -81,7 +86,8 @@ impl BridgedNetworks {
         let server = config.server_uuid.to_string();
         let prefix = format!("{}_{}", config.prefix, &server[..8]);
         let filter = Filter::new(&prefix, config.data_dir.join(FOLDER), config.exec.clone());
-        let networks = Self { config, links, filter, user, lacking, changing };
+        let namespaces = Namespaces::new(&config.run_dir);
+        let networks = Self { config, links, filter, namespaces, user, lacking, changing };
         networks.look().await;
         networks
     }
@@ -132,8 +138,13 @@ impl BridgedNetworks {
         Stamp { server: *server_uuid, cluster, vm, bridge, vlan: nic.vlan_id }
     }
 
-    /// Makes one tap unless it is there.
-    async fn make(&self, vm: VmUuid, nic: &Nic, links: &[Link]) -> Result<(), DriverError> {
+    /// Makes one tap, or pair, unless it is there.
+    async fn make(
+        &self,
+        vm: VmUuid,
+        (nic, bridge): (&Nic, &Link),
+        links: &[Link],
+    ) -> Result<(), DriverError> {
         let tap = tap_name(vm, nic.number);
         let stamp = self.stamp(vm, nic);
         let ours = |alias: &str| {
@@ -141,11 +152,17 @@ impl BridgedNetworks {
                 (found.server, found.vm, found.place()) == (stamp.server, vm, stamp.place())
             })
         };
-        match links.iter().find(|link| link.name == tap) {
-            Some(found) if found.alias.as_deref().is_some_and(ours) => Ok(()),
-            Some(_) => Err(taken(nic, &tap)),
-            None => self.links.make_tap(NewTap { name: &tap, alias: &stamp.to_string() }).await,
+        let found = links.iter().find(|link| link.name == tap);
+        if found.is_some_and(|found| !found.alias.as_deref().is_some_and(ours)) {
+            return Err(taken(nic, &tap));
         }
+        let alias = stamp.to_string();
+        let new = NewTap { name: &tap, alias: &alias };
+        if nic.in_namespace {
+            let far = self.namespaces.far_end(vm, nic, nic.mtu.unwrap_or(bridge.mtu))?;
+            return self.links.make_pair(new, &far).await;
+        }
+        if found.is_some() { Ok(()) } else { self.links.make_tap(new).await }
     }
 
     /// Makes the taps of these NICs, each with its bridge. None is plugged in before its rules are
@@ -156,8 +173,8 @@ impl BridgedNetworks {
         bridged: &BTreeMap<usize, (Nic, Link)>,
     ) -> Result<Vec<Attached>, DriverError> {
         let links = self.links.list().await?;
-        for (nic, _) in bridged.values() {
-            self.make(vm, nic, &links).await?;
+        for (nic, bridge) in bridged.values() {
+            self.make(vm, (nic, bridge), &links).await?;
         }
         let links = self.links.list().await?;
         self.filter.keep(&self.guarded(&links)).await?;
@@ -167,7 +184,11 @@ impl BridgedNetworks {
             let link = links.iter().find(|link| link.name == name).ok_or_else(|| gone(&name))?;
             self.links.plug(link.index, bridge, nic.vlan_id).await?;
             let mtu = nic.mtu.unwrap_or(bridge.mtu);
-            attached.push(Attached { nic: nic.clone(), backend: Backend::Tap { name, mtu } });
+            let backend = match nic.in_namespace {
+                true => Backend::Pair { name, namespace: self.namespaces.of(vm) },
+                false => Backend::Tap { name, mtu },
+            };
+            attached.push(Attached { nic: nic.clone(), backend });
         }
         Ok(attached)
     }
@@ -271,11 +292,6 @@ fn place(nic: &Nic) -> Place {
     (bridge_name(nic.tag.as_deref().unwrap_or_default()), nic.vlan_id)
 }
 
-fn refused(nic: &Nic, member: &str, problem: &str) -> DriverError {
-    let text = format!("nics.{}.{member}: {problem}", nic.index);
-    DriverError::refused(Code::InvalidParameters, text)
-}
-
 fn taken(nic: &Nic, tap: &str) -> DriverError {
     let text = format!(
         "nics.{}: there is a network link {tap} on the server, which this agent has not made for it",
@@ -289,64 +305,6 @@ fn gone(tap: &str) -> DriverError {
         format!("find tap {tap}"),
         std::io::Error::from(std::io::ErrorKind::NotFound),
     )
-}
-
-/// Refuses what is asked for a NIC and its bridge can't give.
-fn check_nic(nic: &Nic, bridge: &Link) -> Result<(), DriverError> {
-    if nic.vlan_id > MAX_VLAN {
-        return Err(refused(nic, "vlan_id", "VLANs have numbers from 1 to 4094"));
-    }
-    if nic.vlan_id != 0 && bridge.default_vlan.is_none() {
-        let problem = format!(
-            "bridge {bridge} does not keep VLANs apart: ip link set {bridge} type bridge \
-             vlan_filtering 1, and put the server's interface into VLAN {vlan}: bridge vlan add dev \
-             INTERFACE vid {vlan}",
-            bridge = bridge.name,
-            vlan = nic.vlan_id,
-        );
-        return Err(refused(nic, "vlan_id", &problem));
-    }
-    if let Some(mtu) = nic.mtu.filter(|mtu| *mtu > bridge.mtu) {
-        let problem = format!("{mtu} is more than bridge {} carries: {}", bridge.name, bridge.mtu);
-        return Err(refused(nic, "mtu", &problem));
-    }
-    if let Some(forward) = nic.forwards.first() {
-        let text = format!(
-            "internal_metadata[\"muster:hostfwd\"]: {forward}: ports are published on user-mode \
-             networks only, and nics.{} is on bridge {}; take the ports away, or name its tag in \
-             network.user_tags",
-            nic.index, bridge.name
-        );
-        return Err(DriverError::refused(Code::InvalidParameters, text));
-    }
-    Ok(())
-}
-
-/// Refuses what is asked for a NIC and a user-mode network can't give.
-fn check_user_nic(nic: &Nic) -> Result<(), DriverError> {
-    if nic.firewall.as_ref().is_some_and(|firewall| !firewall.rules.is_empty()) {
-        let text = format!(
-            "firewall_rules: nics.{} is on a user-mode network, where no rules are in force and \
-             published ports alone lead to the guest; make a bridge for its nic tag, or take the \
-             rules away",
-            nic.index
-        );
-        return Err(DriverError::refused(Code::InvalidParameters, text));
-    }
-    if nic.vlan_id != 0 {
-        let problem = "the interface is on a user-mode network, which has no VLANs; make a bridge for \
-                       its nic tag that keeps them apart, or take the VLAN away";
-        return Err(refused(nic, "vlan_id", problem));
-    }
-    match nic.described.get("max_mbit_per_second").and_then(Value::as_u64) {
-        None | Some(0) => Ok(()),
-        Some(_) => Err(refused(
-            nic,
-            "max_mbit_per_second",
-            "the interface is on a user-mode network, which has no limits; make a bridge for its nic \
-             tag, or take the limit away",
-        )),
-    }
 }
 
 #[async_trait]
@@ -441,6 +399,7 @@ impl Networks for BridgedNetworks {
         let _changing = self.changing.lock().await;
         let links = self.links.list().await?;
         let removed = self.remove_others(vm, &BTreeMap::new(), &links).await?;
+        self.links.remove_namespace(&self.namespaces.of(vm))?;
         self.filter.forget(vm).await?;
         if removed {
             // Rules of a tap that is gone do no harm, and no VM is kept for their sake.
@@ -465,6 +424,11 @@ impl Networks for BridgedNetworks {
         let mut holders = self.user.holders().await?;
         for Tap { link, stamp } in self.taps(&self.links.list().await?) {
             holders.entry(stamp.vm).or_default().push(link.name.clone());
+        }
+        let failed = |error| DriverError::failed("look for network namespaces", error);
+        for vm in self.namespaces.all().map_err(failed)? {
+            // Of one without links nothing else would tell.
+            holders.entry(vm).or_insert_with(|| vec![self.namespaces.of(vm).display().to_string()]);
         }
         Ok(holders)
     }

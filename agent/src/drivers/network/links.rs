@@ -5,8 +5,11 @@ pub mod sim;
 mod wires;
 
 use std::fmt;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
+use ipnet::IpNet;
 
 pub use self::netlink::NetlinkLinks;
 pub use self::wires::{NewBridge, Wires};
@@ -77,6 +80,25 @@ pub struct NewTap<'a> {
     pub alias: &'a str,
 }
 
+/// The end of a pair of links that a container has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FarEnd {
+    /// The name of its network namespace in the file system.
+    pub namespace: PathBuf,
+    /// Its name there.
+    pub name: String,
+    /// Its address.
+    pub mac: String,
+    /// Its largest packet, bytes.
+    pub mtu: u32,
+    /// Its addresses.
+    pub addresses: Vec<IpNet>,
+    /// Where everything else goes.
+    pub gateways: Vec<IpAddr>,
+    /// It is switched on.
+    pub up: bool,
+}
+
 /// The network links of the host.
 #[async_trait]
 pub trait Links: fmt::Debug + Send + Sync + 'static {
@@ -101,6 +123,19 @@ pub trait Links: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// It could not be made, e.g. because there is a link of that name.
     async fn make_tap(&self, tap: NewTap<'_>) -> Result<(), DriverError>;
+
+    /// Makes a pair of links: the one end is here, like a tap, the other one in a namespace, which is
+    /// made if need be. A pair that is there stays, and its far end is set up again.
+    ///
+    /// # Errors
+    /// It could not be made.
+    async fn make_pair(&self, near: NewTap<'_>, far: &FarEnd) -> Result<(), DriverError>;
+
+    /// Removes a namespace, with the links that are in it once no process is. None is no error.
+    ///
+    /// # Errors
+    /// It could not be removed.
+    fn remove_namespace(&self, namespace: &Path) -> Result<(), DriverError>;
 
     /// Makes a link a port of a bridge, with the bridge's largest packet, and switches it on. With a
     /// VLAN it is in this one alone, and its frames have no tags; the bridge must keep VLANs apart.

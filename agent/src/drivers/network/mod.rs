@@ -6,17 +6,19 @@ mod firewall;
 mod forward;
 mod guard;
 pub mod links;
+mod namespaces;
 pub mod sim;
 mod stamp;
 mod user;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
-use muster_shared::vm::{MAX_DEVICES, Rule, firewall_rules};
+use muster_shared::vm::{CONTAINER_BRANDS, MAX_DEVICES, Rule, firewall_rules};
 use muster_shared::wire::Code;
 use serde_json::{Map, Value};
 
@@ -64,6 +66,8 @@ pub struct Nic {
     pub described: Value,
     /// The firewall of its VM, if it is enabled.
     pub firewall: Option<Arc<VmFirewall>>,
+    /// It is a container's: one end of it is in the container's namespace.
+    pub in_namespace: bool,
 }
 
 /// What a VM's record says of its firewall.
@@ -105,6 +109,8 @@ impl Nic {
     pub fn of(properties: &Map<String, Value>) -> Result<Vec<Self>, DriverError> {
         let mut published = forwards(properties)?;
         let firewall = VmFirewall::of(properties)?;
+        let brand = properties.get("brand").and_then(Value::as_str);
+        let in_namespace = brand.is_some_and(|brand| CONTAINER_BRANDS.contains(&brand));
         let nics = properties.get("nics").and_then(Value::as_array);
         let nics = nics.map_or(&[][..], Vec::as_slice);
         let numbered = nics.iter().zip(numbers(nics)).enumerate();
@@ -114,6 +120,7 @@ impl Nic {
             number,
             forwards: std::mem::take(&mut published),
             firewall: firewall.clone(),
+            in_namespace,
             ..Self::described(nic)
         };
         Ok(numbered.map(nic).collect())
@@ -167,6 +174,13 @@ pub enum Backend {
         name: String,
         /// Largest packet, bytes.
         mtu: u32,
+    },
+    /// Through a pair of links, one end of which is a port of a bridge of the host.
+    Pair {
+        /// The name of the end on the host.
+        name: String,
+        /// The network namespace with the other end, which has its addresses already.
+        namespace: PathBuf,
     },
 }
 
@@ -324,6 +338,7 @@ mod tests {
             server_tags: Vec::new(),
             prefix: "muster".to_owned(),
             data_dir: std::path::PathBuf::from("/nonexistent"),
+            run_dir: std::path::PathBuf::from("/nonexistent"),
             exec: Arc::new(crate::host::FakeExec::default()),
         };
         let links = Arc::new(links::sim::SimLinks::default());

@@ -8,6 +8,7 @@ mod bases;
 mod fill;
 mod inventory;
 mod removal;
+mod roots;
 mod snapshots;
 mod stash;
 mod variables;

@@ -11,6 +11,7 @@ mod pools;
 pub mod qcow2;
 mod question;
 mod refusals;
+mod roots;
 pub mod sim;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ pub use refusals::{
     bytes_of, check_pool, disk_exists, disk_size, find_pool, image_not_installed, no_pool,
     snapshot_not_found, store_full, unknown_pool,
 };
+pub use roots::{ContainerRoots, no_root};
 pub use wishes::{SetAside, Wishes};
 
 /// A disk to be made.
@@ -185,7 +187,7 @@ pub struct Usage {
 
 /// Holds disks.
 #[async_trait]
-pub trait Storage: fmt::Debug + Send + Sync + 'static {
+pub trait Storage: ContainerRoots {
     /// `file`, `zfs`, `sim`.
     fn name(&self) -> &'static str;
 

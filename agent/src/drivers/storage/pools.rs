@@ -5,6 +5,8 @@
 //! A further pool may not answer. Then nothing is done with the VMs whose records name it; for all
 //! others it has nothing.
 
+mod roots;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 mod fill;
 mod pool;
+mod roots;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,7 +35,7 @@ impl SimStorage {
     /// `.check_idle`, `.destroy_disks`, `.destroy_disk`, `.grow_disk`, `.snapshots`, `.create_snapshot`, `.delete_snapshot`,
     /// `.read_snapshot`, `.begin_fill`, `.fill`, `.end_fill`, `.roll_back`, `.stash_disk`,
     /// `.restore_disk`, `.purge_stash`, `.put_copy`, `.remove_copy`, `.copied`, `.copy`, `.volumes`,
-    /// `.bases`, `.usage`.
+    /// `.bases`, `.usage`, `.create_root`, `.mount_root`, `.unmount_root`, `.destroy_root`.
     #[must_use]
     pub fn new(pool: SimPool, faults: Faults) -> Self {
         Self { images: pool.clone(), pool, name: super::DEFAULT_POOL.to_owned(), faults }

@@ -30,6 +30,7 @@ pub(super) async fn block(probe: &Probe, degraded: &[String]) -> Value {
         "degraded": degraded,
     }));
     block.extend(abilities.version.map(|version| ("qemu_version".to_owned(), json!(version))));
+    block.extend(abilities.containers.map(|runtime| ("oci_runtime".to_owned(), json!(runtime))));
     block.extend(abilities.accel.map(|accel| ("accel".to_owned(), json!(accel))));
     if let Availability::Works { version, atomic } = probe.zpools.zfs().availability() {
         block.extend(version.map(|version| ("zfs_version".to_owned(), json!(version))));

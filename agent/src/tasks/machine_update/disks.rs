@@ -118,7 +118,7 @@ impl Update {
         for image in new.filter_map(|(_, disk)| image_of(disk)) {
             // The share of this step in the whole task.
             let progress = |percent: u8| ctx.progress(20 + percent.min(100) / 10);
-            machine::bring_image(ctx, image, &progress).await?;
+            machine::bring_image(ctx, image, machine::MadeOf::Disk, &progress).await?;
         }
         Ok(())
     }

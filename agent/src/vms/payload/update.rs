@@ -9,7 +9,9 @@ use muster_shared::vm::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{BY_AGENT, Problems, addresses, bound, checked, complete, devices, mac, nic};
+use super::{
+    BY_AGENT, Problems, addresses, bound, checked, complete, devices, is_container, mac, nic,
+};
 use crate::failure::TaskFailure;
 use crate::vm_record::routes;
 
@@ -29,8 +31,10 @@ pub fn update(
 ) -> Result<Map<String, Value>, TaskFailure> {
     let mut new = old.clone();
     let mut problems = Problems::default();
+    let is_container = is_container(old);
+    let effect = |change: &Property| change.effect_on(is_container);
     for (name, value) in params {
-        if let Some(Effect::Refused(why)) = vm::change(name).map(|change| change.effect) {
+        if let Some(Effect::Refused(why)) = vm::change(name).map(effect) {
             problems.refuse_unless_nothing(name.clone(), value, why);
         } else if TOLD.contains(&name.as_str()) {
             problems.refuse(name.clone(), BY_AGENT);
@@ -77,7 +81,7 @@ fn set_property(
     problems: &mut Problems,
 ) {
     let name = property.name;
-    match property.effect {
+    match property.effect_on(is_container(new)) {
         Effect::Dropped | Effect::Ignored(_) => return,
         Effect::Refused(why) => {
             return problems.refuse_unless_nothing(name.to_owned(), value, why);

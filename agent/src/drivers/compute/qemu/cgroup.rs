@@ -5,9 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::limits::Limits;
+use crate::host::Hierarchy;
 
-/// Where the kernel says what is mounted.
-const MOUNTS: &str = "proc/self/mountinfo";
 /// Length of the period of which a guest gets its share, µs; the kernel's default.
 const PERIOD_US: u64 = 100_000;
 
@@ -38,6 +37,10 @@ impl Controller {
             Self::Io => "blkio",
             other => other.name(),
         }
+    }
+
+    fn is_in(self, hierarchy: &Hierarchy) -> bool {
+        hierarchy.offers(if hierarchy.unified { self.name() } else { self.old_name() })
     }
 
     /// What is limited, for people.
@@ -74,14 +77,12 @@ impl Tree {
         if relative.split('/').any(|name| name == ".." || name == ".") {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a plain path"));
         }
-        let mounts = std::fs::read_to_string(root.join(MOUNTS))?;
-        let mounts: Vec<Mount> =
-            mounts.lines().filter_map(|line| Mount::read(line, root)).collect();
+        let mounts = Hierarchy::all(root)?;
         if mounts.is_empty() {
             return Err(io::Error::new(io::ErrorKind::NotFound, "no cgroups are mounted"));
         }
-        let place = |controller| {
-            let mount = mounts.iter().find(|mount| mount.offers(controller))?;
+        let place = |controller: Controller| {
+            let mount = mounts.iter().find(|mount| controller.is_in(mount))?;
             let parent = mount.path.join(relative);
             Some(Place { controller, unified: mount.unified, mount: mount.path.clone(), parent })
         };
@@ -142,42 +143,6 @@ impl Tree {
             }
         }
         Ok(())
-    }
-}
-
-/// A mounted hierarchy.
-#[derive(Debug)]
-struct Mount {
-    path: PathBuf,
-    unified: bool,
-    controllers: Vec<String>,
-}
-
-impl Mount {
-    /// From a line of `mountinfo`: fields, a dash, type, source and options.
-    fn read(line: &str, root: &Path) -> Option<Self> {
-        let (front, back) = line.split_once(" - ")?;
-        let path = root.join(front.split(' ').nth(4)?.trim_start_matches('/'));
-        let mut back = back.split(' ');
-        let (kind, _source, options) = (back.next()?, back.next()?, back.next()?);
-        let words = |text: &str, separator: char| {
-            text.split(separator).map(|word| word.trim().to_owned()).collect::<Vec<_>>()
-        };
-        match kind {
-            "cgroup" => Some(Self { path, unified: false, controllers: words(options, ',') }),
-            "cgroup2" => {
-                // Those that version 1 has taken are not in it.
-                let offered = std::fs::read_to_string(path.join("cgroup.controllers"));
-                let controllers = words(&offered.unwrap_or_default(), ' ');
-                Some(Self { path, unified: true, controllers })
-            }
-            _ => None,
-        }
-    }
-
-    fn offers(&self, controller: Controller) -> bool {
-        let name = if self.unified { controller.name() } else { controller.old_name() };
-        self.controllers.iter().any(|offered| offered == name)
     }
 }
 
@@ -271,6 +236,8 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+
+    const MOUNTS: &str = "proc/self/mountinfo";
 
     const LIMITS: Limits = Limits {
         memory_bytes: 1_000_000_000,

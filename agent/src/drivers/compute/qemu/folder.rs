@@ -1,6 +1,6 @@
 //! Where a guest's process keeps its files, and what is noted there about it.
 
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use muster_shared::folders::make_private;
@@ -8,7 +8,7 @@ use muster_shared::ids::VmUuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::drivers::compute::{CONSOLE_PAST_BYTES, Ended, Logged};
+use crate::drivers::compute::{Ended, Logged, logged};
 use crate::drivers::{DriverError, files};
 use crate::host::ProcessId;
 
@@ -275,25 +275,7 @@ impl GuestFolder {
             Some(from) => from,
             None => self.started()?.map_or(0, |started| started.console_from),
         };
-        let mut log = match std::fs::File::open(self.console_log()) {
-            Ok(log) => log,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Logged::default()),
-            Err(error) => return Err(error),
-        };
-        let length = log.metadata()?.len();
-        // A log that grew too long was emptied meanwhile.
-        let from = if from > length { 0 } else { from };
-        let limit = u64::try_from(CONSOLE_PAST_BYTES).unwrap_or(u64::MAX);
-        let start = from.max(length.saturating_sub(limit));
-        log.seek(SeekFrom::Start(start))?;
-        let mut bytes = Vec::new();
-        let read = log.take(length - start).read_to_end(&mut bytes)?;
-        let end = start + u64::try_from(read).unwrap_or(0);
-        if start > from {
-            let line = bytes.iter().position(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-            bytes.drain(..line);
-        }
-        Ok(Logged { bytes: bytes.into(), end })
+        logged(&self.console_log(), from)
     }
 
     /// Removes everything, durably: the task that wants it gone does not look again after a power cut.

@@ -247,7 +247,7 @@ impl Qemu {
 /// By now the hypervisor is a user without rights: the agent opens it.
 fn open_tap(attached: &Attached) -> Result<Option<Tap>, DriverError> {
     match &attached.backend {
-        Backend::User { .. } => Ok(None),
+        Backend::User { .. } | Backend::Pair { .. } => Ok(None),
         Backend::Tap { name, .. } => {
             let opened = Tap::open(name).map(Some);
             opened.map_err(|error| DriverError::failed(format!("open tap {name}"), error))

@@ -57,7 +57,8 @@ use self::probe::{Accelerator, Probe, Prober};
 use self::qmp::{Plain, QmpError};
 use self::vnc::Displays;
 use super::{
-    Abilities, Activity, Compute, GuestSignal, Observed, Resources, RunningGuest, not_running,
+    Abilities, Activity, Compute, GuestInside, GuestProcesses, GuestSignal, Observed, Resources,
+    RunningGuest, not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
@@ -207,6 +208,8 @@ impl Compute for Qemu {
             memory_mib: procfs::memory_mib(),
             version: verdict.version,
             uefi: firmware::Firmware::find(Path::new(firmware::FOLDER)).is_some(),
+            containers: None,
+            no_containers: None,
             degraded: [verdict.degraded, self.degraded.clone()].concat(),
         }
     }
@@ -258,6 +261,10 @@ impl Compute for Qemu {
             }
             GuestSignal::Nmi => self.tell::<qmp::InjectNmi>(vm).await,
             GuestSignal::Kill => self.guests.kill(vm),
+            GuestSignal::Number(number) => {
+                let text = format!("signal: {number} means nothing to a hardware VM");
+                Err(DriverError::refused(Code::InvalidSignal, text))
+            }
         }
     }
 
@@ -278,6 +285,11 @@ impl Compute for Qemu {
         Ok(self.guests.running())
     }
 }
+
+impl GuestProcesses for Qemu {}
+
+#[async_trait]
+impl GuestInside for Qemu {}
 
 #[cfg(test)]
 mod tests;

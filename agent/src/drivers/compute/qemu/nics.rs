@@ -54,6 +54,8 @@ pub(super) fn netdev_argument(attached: &Attached) -> String {
         Backend::Tap { name, .. } => {
             format!("tap,id={id},ifname={name},script=no,downscript=no")
         }
+        // Of containers only; a hardware VM that got one would reach nothing.
+        Backend::Pair { .. } => format!("user,id={id},restrict=on"),
     }
 }
 
@@ -68,6 +70,7 @@ pub(super) fn netdev(attached: &Attached) -> Value {
             json!({ "type": "user", "id": id, "restrict": restricted, "hostfwd": forwards })
         }
         Backend::Tap { .. } => json!({ "type": "tap", "id": id, "fd": id }),
+        Backend::Pair { .. } => json!({ "type": "user", "id": id, "restrict": true }),
     }
 }
 

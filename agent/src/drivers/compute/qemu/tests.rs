@@ -75,7 +75,7 @@ impl Bench {
     }
 
     fn with(&self, disks: Vec<Disk>) -> Resources {
-        Resources { disks, variables: None, nics: self.nics() }
+        Resources { disks, nics: self.nics(), ..Resources::default() }
     }
 
     fn disks(&self) -> Vec<Disk> {

@@ -59,6 +59,7 @@ impl Node {
             server_tags: self.server_tags.clone(),
             prefix: "muster".to_owned(),
             data_dir: self.data.path().join(server.to_string()),
+            run_dir: self.data.path().join("run"),
             exec: self.exec.clone(),
         };
         let user = Arc::new(UserNetworks::restricted());

@@ -1,6 +1,9 @@
 //! The kernel's own links.
 
+mod pairs;
 mod wires;
+
+use std::path::Path;
 
 use async_trait::async_trait;
 use futures_util::TryStreamExt as _;
@@ -11,9 +14,9 @@ use rtnetlink::packet_route::link::{
 };
 use rtnetlink::{Handle, LinkBridgeVlan, LinkHandle, LinkMessageBuilder, LinkUnspec};
 
-use super::{Counters, Link, Links, NewTap};
+use super::{Counters, FarEnd, Link, Links, NewTap};
 use crate::drivers::DriverError;
-use crate::host::{Tap, procfs};
+use crate::host::{Tap, netns, procfs};
 
 /// `CAP_NET_ADMIN`, see capabilities(7).
 const NET_ADMIN: u32 = 12;
@@ -163,6 +166,18 @@ impl Links for NetlinkLinks {
         named.map_err(|error| DriverError::failed(format!("name tap {name}"), error))?;
         // Not before: one that nobody can tell whose it is must not outlive this process.
         tap.keep().map_err(failed)
+    }
+
+    async fn make_pair(&self, near: NewTap<'_>, far: &FarEnd) -> Result<(), DriverError> {
+        pairs::make(near, far).await
+    }
+
+    fn remove_namespace(&self, namespace: &Path) -> Result<(), DriverError> {
+        let failed = |error| {
+            let action = format!("remove network namespace {}", namespace.display());
+            DriverError::failed(action, error)
+        };
+        netns::remove(namespace).map_err(failed)
     }
 
     async fn plug(&self, link: u32, bridge: &Link, vlan: u16) -> Result<(), DriverError> {

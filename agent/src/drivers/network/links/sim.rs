@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
-use super::{Counters, Link, Links, NewBridge, NewTap, Wires};
+use super::{Counters, FarEnd, Link, Links, NewBridge, NewTap, Wires};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 
@@ -27,11 +28,13 @@ struct Host {
     addresses: Vec<(u32, IpAddr)>,
     leased: Vec<IpAddr>,
     made: u32,
+    /// The far ends of pairs, by the names of the near ones.
+    pairs: BTreeMap<String, FarEnd>,
     lacking: Option<String>,
 }
 
 impl SimLinks {
-    /// Operations in `faults`: `links.list`, `links.make_tap`, `links.plug`, `links.remove`,
+    /// Operations in `faults`: `links.list`, `links.make_tap`, `links.make_pair`, `links.plug`, `links.remove`,
     /// `links.bridge`, `links.name`, `links.wire`, `links.hand_over`.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
@@ -93,6 +96,18 @@ impl SimLinks {
         self.host.lock().vlans.clear();
     }
 
+    /// The far end of a pair.
+    #[must_use]
+    pub fn far_end(&self, near: &str) -> Option<FarEnd> {
+        self.host.lock().pairs.get(near).cloned()
+    }
+
+    /// The namespaces that there are.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<PathBuf> {
+        self.host.lock().pairs.values().map(|far| far.namespace.clone()).collect()
+    }
+
     /// Takes the agent's rights away, or gives them back.
     pub fn lack(&self, why: Option<&str>) {
         self.host.lock().lacking = why.map(str::to_owned);
@@ -147,6 +162,24 @@ impl Links for SimLinks {
             Ok(())
         };
         self.faults.call("links.make_tap", make).await
+    }
+
+    async fn make_pair(&self, near: NewTap<'_>, far: &FarEnd) -> Result<(), DriverError> {
+        let make = || {
+            let mut host = self.host.lock();
+            if !host.links.iter().any(|link| link.name == near.name) {
+                let (name, alias) = (near.name.to_owned(), Some(near.alias.to_owned()));
+                host.add(Link { name, alias, mtu: 1500, ..Link::default() });
+            }
+            host.pairs.insert(near.name.to_owned(), far.clone());
+            Ok(())
+        };
+        self.faults.call("links.make_pair", make).await
+    }
+
+    fn remove_namespace(&self, namespace: &Path) -> Result<(), DriverError> {
+        self.host.lock().pairs.retain(|_, far| far.namespace != namespace);
+        Ok(())
     }
 
     async fn plug(&self, link: u32, bridge: &Link, vlan: u16) -> Result<(), DriverError> {

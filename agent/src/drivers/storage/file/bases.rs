@@ -28,6 +28,7 @@ impl FileStorage {
                 }
             }
         }
+        self.add_roots(&mut found).await?;
         Ok(found)
     }
 }

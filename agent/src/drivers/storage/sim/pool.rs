@@ -62,6 +62,10 @@ pub(super) struct Content {
     pub(super) copies: BTreeMap<VmUuid, Vec<u8>>,
     /// Packed disks, bytes, by the tasks that make images of them.
     packed: BTreeMap<TaskId, u64>,
+    /// Roots of containers, with their owners and images.
+    pub(super) roots: BTreeMap<VmUuid, (TaskId, ImageUuid)>,
+    /// Of those, what is put together.
+    pub(super) mounted: BTreeSet<VmUuid>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -86,6 +90,9 @@ impl Content {
         for ((vm, _), disk) in self.disks.iter().chain(&self.stashed) {
             let Some(image) = disk.image else { continue };
             *bases.entry(image).or_default().entry(*vm).or_default() += 1;
+        }
+        for (vm, (_, image)) in &self.roots {
+            *bases.entry(*image).or_default().entry(*vm).or_default() += 1;
         }
         bases
     }

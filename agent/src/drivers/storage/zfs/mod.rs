@@ -33,8 +33,8 @@ use parking_lot::Mutex;
 
 use self::home::Home;
 use super::{
-    Bases, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, SnapshotPiece, Storage, Usage,
-    Variables, Volume, VolumeSnapshot,
+    Bases, ContainerRoots, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, SnapshotPiece, Storage,
+    Usage, Variables, Volume, VolumeSnapshot,
 };
 use crate::drivers::zfs::Zfs;
 use crate::drivers::{DriverError, files};
@@ -137,6 +137,8 @@ impl ZfsStorage {
         }))
     }
 }
+
+impl ContainerRoots for ZfsStorage {}
 
 #[async_trait]
 impl Storage for ZfsStorage {

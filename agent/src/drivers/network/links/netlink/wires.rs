@@ -23,14 +23,14 @@ use crate::drivers::DriverError;
 const TAGGED: (u16, u16) = (2, 4094);
 
 /// Done, or done before.
-fn unless(done: Result<(), Error>, before: Errno) -> Result<(), Error> {
+pub(super) fn unless(done: Result<(), Error>, before: Errno) -> Result<(), Error> {
     match done {
         Err(error) if errno(&error) == Some(before) => Ok(()),
         other => other,
     }
 }
 
-fn octets(mac: &str) -> Option<Vec<u8>> {
+pub(super) fn octets(mac: &str) -> Option<Vec<u8>> {
     let parsed: Option<Vec<u8>> =
         mac.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
     parsed.filter(|mac| mac.len() == 6)
