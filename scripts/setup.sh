@@ -30,7 +30,7 @@ esac
 packages=(
     build-essential pkg-config ca-certificates curl git
     busybox-static cpio kmod syslinux syslinux-common mtools fdisk gzip xz-utils zstd lz4
-    iproute2 nftables jq socat procps util-linux coreutils
+    runc iproute2 nftables jq socat procps util-linux coreutils
     python3 python3-venv
     systemd
     ovmf

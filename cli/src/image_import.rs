@@ -22,6 +22,11 @@ use crate::output::Output;
 use crate::vm_create::read_object;
 use crate::{CliError, wait};
 
+/// What a file may be.
+const FORMATS: [&str; 4] = ["raw", "qcow2", "oci-archive", "docker-archive"];
+/// Those of containers.
+const OF_CONTAINERS: [&str; 2] = ["oci-archive", "docker-archive"];
+
 /// Piece in which a file is read.
 const CHUNK_BYTES: usize = 256 * 1024;
 
@@ -32,11 +37,12 @@ A URL is downloaded here first, to $TMPDIR or /var/tmp. Examples:
   muster image import disk.raw.zst --name debian --version 12.1
   muster image import https://cloud.debian.org/images/cloud/bookworm/latest/\\
 debian-12-generic-amd64.qcow2 --name debian --version 12
+  muster image import web.tar.gz --format docker-archive --name web --version 3
   muster --context lab image list
   muster image import debian@12 --from lab")]
 pub(crate) struct Import {
-    /// Disk image: raw or qcow2, optionally compressed with gzip, bzip2, xz or zstd. A file, an http:// or
-    /// https:// URL, or with --from the name of an image.
+    /// Disk image: raw or qcow2, or with --format one of containers, optionally compressed with gzip,
+    /// bzip2, xz or zstd. A file, an http:// or https:// URL, or with --from the name of an image.
     #[arg(value_name = "FILE|URL|IMAGE", value_hint = ValueHint::FilePath)]
     source: String,
 
@@ -59,6 +65,11 @@ pub(crate) struct Import {
     /// Operating system; overrides the manifest's [default: linux].
     #[arg(long)]
     os: Option<String>,
+
+    /// What the file is; overrides the manifest's [default: a disk, raw or qcow2]. An oci-archive is an
+    /// OCI image layout as tar, a docker-archive what `docker save` writes.
+    #[arg(long, value_parser = FORMATS)]
+    format: Option<String>,
 
     /// Refuses the image unless its file has this checksum.
     #[arg(long, value_name = "HEX")]
@@ -171,12 +182,21 @@ fn manifest(
             manifest.insert(name.to_owned(), json!(value));
         }
     }
-    let defaults = [
-        ("v", json!(2)),
-        ("owner", json!(NOBODY)),
-        ("type", json!("zvol")),
-        ("os", json!("linux")),
-    ];
+    if let Some(format) = &args.format {
+        let mut file = match manifest.get("files").map(|files| &files[0]) {
+            Some(Value::Object(file)) => file.clone(),
+            _ => Map::new(),
+        };
+        file.insert("format".to_owned(), json!(format));
+        manifest.insert("files".to_owned(), json!([file]));
+    }
+    let format = manifest.get("files").and_then(|files| files[0]["format"].as_str());
+    let kind = match format {
+        Some(format) if OF_CONTAINERS.contains(&format) => "docker",
+        _ => "zvol",
+    };
+    let defaults =
+        [("v", json!(2)), ("owner", json!(NOBODY)), ("type", json!(kind)), ("os", json!("linux"))];
     for (name, value) in defaults {
         manifest.entry(name).or_insert(value);
     }
@@ -258,6 +278,19 @@ mod tests {
         let nameless = Import { name: None, ..import(None) };
         let refused = named(&nameless).unwrap_err();
         assert!(refused.exit_code() == 2 && refused.to_string().contains("--name"), "{refused}");
+    }
+
+    #[test]
+    fn a_format_says_what_the_image_is_of() {
+        let of = |format: &str, given: Value| {
+            let import = Import { format: Some(format.to_owned()), ..import(None) };
+            manifest(&import, given.as_object().unwrap().clone(), "00").unwrap()
+        };
+        let made = of("docker-archive", json!({ "files": [{ "sha256": "00" }] }));
+        let file = json!({ "sha256": "00", "format": "docker-archive" });
+        assert_eq!((&made["type"], &made["files"]), (&json!("docker"), &json!([file])));
+        assert_eq!(of("raw", json!({}))["type"], "zvol");
+        assert_eq!(of("oci-archive", json!({ "type": "lx-dataset" }))["type"], "lx-dataset");
     }
 
     #[test]

@@ -51,6 +51,11 @@ const MEMBERS: [&str; 38] = [
 ];
 /// Of requests, not of manifests: who asks, and where; there is one account and one channel.
 const CONTEXT: [&str; 2] = ["account", "channel"];
+/// What a file may be: a disk, or containers.
+const DISKS: [&str; 2] = ["raw", "qcow2"];
+const CONTAINERS: [&str; 2] = ["oci-archive", "docker-archive"];
+/// Types of images of which containers are made.
+const CONTAINER_TYPES: [&str; 2] = ["docker", "lx-dataset"];
 const SYSTEMS: [&str; 6] = ["smartos", "linux", "windows", "bsd", "illumos", "other"];
 
 /// What is wrong with a manifest.
@@ -134,8 +139,18 @@ fn check_files(manifest: &Object) -> Result<(), BadManifest> {
     let Value::Object(entry) = entry else {
         return Err(BadManifest::new("files[0]", "must be an object"));
     };
-    if entry.get("format").is_some_and(|f| !matches!(f.as_str(), Some("raw" | "qcow2"))) {
-        return Err(BadManifest::new("files[0].format", "must be \"raw\" or \"qcow2\""));
+    let Some(format) = entry.get("format") else { return Ok(()) };
+    let format = format.as_str().unwrap_or_default();
+    let of_containers = CONTAINERS.contains(&format);
+    if !of_containers && !DISKS.contains(&format) {
+        let known = [DISKS, CONTAINERS].concat().join(", ");
+        return Err(BadManifest::new("files[0].format", format!("must be one of {known}")));
+    }
+    let kind = manifest.text("type").unwrap_or_default();
+    if of_containers && !CONTAINER_TYPES.contains(&kind) {
+        let types = CONTAINER_TYPES.join(" or ");
+        let problem = format!("is {format}: the image's type must be {types} then");
+        return Err(BadManifest::new("files[0].format", problem));
     }
     Ok(())
 }
@@ -235,6 +250,18 @@ mod tests {
         check("source", json!("https://example.org"), "source");
         check("files", json!([{}, {}]), "files");
         check("files", json!([{ "format": "vmdk" }]), "files[0].format");
+        check("files", json!([{ "format": "oci-archive" }]), "files[0].format");
+    }
+
+    #[test]
+    fn images_of_containers_say_so_twice() {
+        for format in CONTAINERS {
+            let mut manifest = good();
+            manifest.set("type", "docker");
+            manifest.set("files", json!([{ "format": format }]));
+            let kept = accept(manifest, fresh).unwrap();
+            assert_eq!((&*kept.kind, kept.files[0].format.as_deref()), ("docker", Some(format)));
+        }
     }
 
     #[test]

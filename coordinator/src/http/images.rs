@@ -44,7 +44,7 @@ const CREATE_PARAMS: &[Param] = &[
     Param::new("type", &[Rule::StringType], "`zvol` for disk images"),
     Param::new("os", &[Rule::StringType], "e.g. `linux`"),
     Param::new("owner", &[], "the owner's uuid").schema(schema::exact_uuid),
-    Param::new("files", &[], "one entry; only its `format` (`raw`, `qcow2`) is taken over")
+    Param::new("files", &[], "one entry; only its `format` (`raw`, `qcow2`, `oci-archive`, `docker-archive`) is taken over")
         .schema(schema::manifest_files),
 ];
 const HEX_40: Rule = Rule::Regex("^[0-9a-fA-F]{40}$");

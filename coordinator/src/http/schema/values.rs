@@ -152,7 +152,9 @@ pub(crate) fn manifest_version() -> Value {
 pub(crate) fn manifest_files() -> Value {
     json!({
         "type": "array", "maxItems": 1,
-        "items": { "type": "object", "properties": { "format": { "enum": ["raw", "qcow2"] } } },
+        "items": { "type": "object", "properties": { "format": {
+            "enum": ["raw", "qcow2", "oci-archive", "docker-archive"],
+        } } },
     })
 }
 
