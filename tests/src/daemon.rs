@@ -391,6 +391,7 @@ impl Drop for Agent {
                 kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
             }
         }
+        crate::container::end_all(&self.data_dir(), &self.run_dir());
     }
 }
 

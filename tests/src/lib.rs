@@ -2,6 +2,7 @@
 //! directories, kills and restarts them, and cleans up after itself, also when a test fails.
 
 pub mod cli;
+pub mod container;
 pub mod contract;
 pub mod cuts;
 pub mod daemon;

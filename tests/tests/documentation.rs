@@ -80,10 +80,14 @@ fn vm_page() -> String {
         ("A network interface", NIC),
         ("Facts", FACTS),
     ] {
-        page +=
-            &format!("\n## {title}\n\n| Property | What it is | Becomes |\n| --- | --- | --- |\n");
-        for Property { name, doc, effect, .. } in table {
-            page += &format!("| `{name}` | {doc} | {} |\n", becomes(*effect));
+        page += &format!(
+            "\n## {title}\n\n| Property | What it is | Becomes | On containers |\n| --- | --- | --- | --- |\n"
+        );
+        for property in table {
+            let Property { name, doc, effect, .. } = property;
+            // Nothing where it is the same.
+            let on_containers = property.on_containers.map(becomes).unwrap_or_default();
+            page += &format!("| `{name}` | {doc} | {} | {on_containers} |\n", becomes(*effect));
         }
     }
     page

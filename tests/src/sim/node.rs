@@ -24,6 +24,7 @@ use muster_agent::node::Drivers;
 use muster_agent::node::bridges::Bridges;
 use muster_agent::report::sim::SimFacts;
 use muster_agent::report::{Reporter, ReporterParts, Zpools};
+use muster_agent::sessions::Sessions;
 use muster_agent::tasks::HANDLERS;
 use muster_agent::tasks::image_gc::Policy;
 use muster_agent::tasks::registry::{self, Registry};
@@ -279,6 +280,11 @@ impl AgentNode {
         let images = SimImages::new(self.pool.clone(), repository, clock.clone(), faults());
         let log = Arc::new(LogRing::new(self.server.0, clock.clone()));
         let drivers = Arc::new(Drivers {
+            sessions: Arc::new(Sessions::new(
+                std::net::Ipv4Addr::LOCALHOST.into(),
+                true,
+                entropy.clone(),
+            )),
             guest_agents: Arc::new(GuestAgents::new(compute.clone(), entropy.clone())),
             clock: clock.clone(),
             entropy: entropy.clone(),

@@ -1,0 +1,246 @@
+//! Containers by the machine's runc: made from an image, on a bridge, through the life of their agent
+//! and their own, and gone without a trace.
+
+use std::path::Path;
+use std::time::Duration;
+
+use muster_tests::container;
+use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
+use muster_tests::guest;
+use muster_tests::http::Client;
+use muster_tests::own_network::{self, run};
+use muster_tests::wait::wait_for;
+use serde_json::{Value, json};
+
+const LONG: Duration = Duration::from_secs(60);
+const ADDRESS: &str = "10.78.0.11:80";
+/// Ends with 3 when it is asked to stop; its page stays up until then.
+const SERVER: &str = "echo started; trap 'echo asked; exit 3' TERM; httpd -f -p 80 -h /www & wait";
+
+struct World {
+    coordinator: Coordinator,
+    client: Client,
+    agent: Agent,
+    image: String,
+    /// Prefix of everything host-wide.
+    instance: String,
+}
+
+impl World {
+    /// `None`: containers can't run here, which was said.
+    async fn new() -> Option<Self> {
+        if !container::can_run() || !own_network::enter() {
+            return None;
+        }
+        own_network::add_bridge("one", &["10.78.0.1/24"]);
+        let coordinator = Coordinator::start();
+        let client = coordinator.client();
+        // Several tests run at once.
+        let instance = format!("c{}", &fresh_uuid()[..6]);
+        let named = format!("instance={instance}");
+        // The host stands in for everything else on the bridge.
+        let reaches_host = r#"network.server_tags=["one"]"#;
+        let agent = Agent::with(&[&coordinator.agent_url()], &[&named, reaches_host], &[]);
+        agent.wait_allocatable(&client).await;
+        let config = json!({
+            "Entrypoint": ["/bin/sh", "-c"], "Cmd": [SERVER], "Env": ["COLOUR=blue"],
+            "WorkingDir": "/tmp",
+        });
+        let image = container::import(&client, &config).await;
+        Some(Self { coordinator, client, agent, image, instance })
+    }
+
+    fn payload(&self, more: &Value) -> Value {
+        let mut payload = json!({
+            "uuid": fresh_uuid(), "brand": "joyent-minimal", "ram": 64, "alias": "box",
+            "image_uuid": self.image,
+            "image": { "uuid": self.image, "files": [{ "compression": "none" }] },
+            "owner_uuid": fresh_uuid(), "hostname": "box",
+            "nics": [{
+                "nic_tag": "one", "mac": "02:00:00:00:00:11", "primary": true,
+                "ips": ["10.78.0.11/24"], "gateways": ["10.78.0.1"],
+            }],
+        });
+        for (name, value) in more.as_object().expect("an object") {
+            payload[name] = value.clone();
+        }
+        payload
+    }
+
+    async fn task(&self, path: &str, body: &Value) -> Value {
+        let answer = self.client.post(path, body).await.expect(200);
+        self.client.complete_task(answer["id"].as_str().expect("a task"), 120).await
+    }
+
+    async fn create(&self, more: &Value) -> String {
+        let path = format!("/servers/{}/vms", self.agent.server_uuid);
+        let made = self.task(&path, &self.payload(more)).await;
+        made["vm"]["uuid"].as_str().expect("a VM").to_owned()
+    }
+
+    fn path(&self, vm: &str, action: &str) -> String {
+        format!("/servers/{}/vms/{vm}{action}", self.agent.server_uuid)
+    }
+
+    async fn vm(&self, vm: &str) -> Value {
+        self.client.get(&self.path(vm, "")).await.expect(200)
+    }
+
+    async fn ends(&self, vm: &str) -> Value {
+        wait_for("the container ends", LONG, || async {
+            let vm = self.vm(vm).await;
+            if vm["state"] == "stopped" { Ok(vm) } else { Err(vm.to_string()) }
+        })
+        .await
+    }
+
+    async fn destroy(&self, vm: &str) {
+        let answer = self.client.delete(&self.path(vm, "")).await.expect(200);
+        self.client.complete_task(answer["id"].as_str().expect("a task"), 120).await;
+    }
+
+    /// What is on this host of the agent's containers.
+    fn traces(&self, vm: &str) -> Vec<String> {
+        let (data, run_dir) = (self.agent.data_dir(), self.agent.run_dir());
+        let mut traces = container::mounts(&data);
+        traces.extend(container::mounts(&run_dir));
+        traces.extend(container::monitors(&run_dir).iter().map(|pid| format!("process {pid}")));
+        let links = run("ip -o link show type veth");
+        traces.extend(links.lines().filter(|line| line.contains(": mt")).map(str::to_owned));
+        for folder in [
+            data.join("containers").join(vm),
+            data.join("roots").join(vm),
+            run_dir.join("ct").join(vm),
+            run_dir.join("netns").join(vm),
+            run_dir.join("oci").join(vm),
+        ] {
+            traces.extend(folder.exists().then(|| folder.display().to_string()));
+        }
+        let shared = format!("{}-vms", self.instance);
+        let groups = container::control_groups(Path::new(&shared));
+        traces.extend(groups.iter().map(|group| group.display().to_string()));
+        traces
+    }
+}
+
+async fn shows(address: &str) -> String {
+    wait_for(&format!("{address} answers"), LONG, || async { guest::page(address, "/") }).await
+}
+
+#[tokio::test]
+async fn a_container_serves_stops_starts_and_leaves_nothing() {
+    let Some(world) = World::new().await else { return };
+    let vm = world.create(&json!({})).await;
+    assert_eq!(shows(ADDRESS).await, "a page of a container");
+    let shown = world.vm(&vm).await;
+    assert_eq!((&shown["state"], &shown["type"]), (&json!("running"), &json!("OS")));
+    let first = shown["pid"].as_u64().expect("a process");
+
+    let stopped = world.task(&world.path(&vm, "/stop"), &json!({})).await;
+    assert_eq!(stopped["vm"]["state"], "stopped");
+    assert_eq!((&stopped["vm"]["exit_status"], stopped.get("forced")), (&json!(3), None));
+    assert!(container::monitors(&world.agent.run_dir()).is_empty());
+    guest::page(ADDRESS, "/").expect_err("nobody is there");
+
+    world.task(&world.path(&vm, "/start"), &json!({})).await;
+    shows(ADDRESS).await;
+    world.task(&world.path(&vm, "/reboot"), &json!({})).await;
+    shows(ADDRESS).await;
+    let second = world.vm(&vm).await["pid"].as_u64().expect("a process");
+    assert_ne!(first, second);
+
+    world.destroy(&vm).await;
+    assert_eq!(world.traces(&vm), Vec::<String>::new());
+    drop(world.coordinator);
+}
+
+#[tokio::test]
+async fn a_container_outlives_its_agent_and_its_monitor_keeps_its_end() {
+    let Some(mut world) = World::new().await else { return };
+    let vm = world.create(&json!({})).await;
+    shows(ADDRESS).await;
+    let pid = world.vm(&vm).await["pid"].clone();
+    world.agent.kill9();
+    assert_eq!(shows(ADDRESS).await, "a page of a container");
+    world.agent.restart();
+    world.agent.wait_allocatable(&world.client).await;
+    assert_eq!(world.vm(&vm).await["pid"], pid);
+
+    // It ends while no agent looks.
+    world.agent.kill9();
+    let number = i32::try_from(pid.as_i64().expect("a process")).expect("a pid");
+    let init = nix::unistd::Pid::from_raw(number);
+    nix::sys::signal::kill(init, nix::sys::signal::Signal::SIGTERM).expect("it runs");
+    let run_dir = world.agent.run_dir();
+    wait_for("its monitor ends", LONG, || async {
+        let left = container::monitors(&run_dir);
+        if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+    })
+    .await;
+    world.agent.restart();
+    world.agent.wait_allocatable(&world.client).await;
+    let ended = world.ends(&vm).await;
+    assert_eq!(ended["exit_status"], 3, "{ended:#}");
+    world.destroy(&vm).await;
+    assert_eq!(world.traces(&vm), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn limits_are_hit_and_told() {
+    let Some(world) = World::new().await else { return };
+    // `dd` takes a buffer as large as its block: more than memory and swap together.
+    let cmd = json!(["dd if=/dev/zero of=/dev/null bs=400M count=1; exit $?"]).to_string();
+    let greedy = json!({
+        "nics": [], "internal_metadata": { "docker:cmd": cmd }, "max_swap": 256,
+        "max_physical_memory": 64,
+    });
+    let vm = world.create(&greedy).await;
+    let ended = world.ends(&vm).await;
+    assert_eq!(ended["state_reason"], "out-of-memory", "{ended:#}");
+    assert_eq!(ended["exit_status"], 137);
+    world.destroy(&vm).await;
+
+    // A shell that can't fork ends.
+    let fork = "i=0; while [ $i -lt 40 ]; do sleep 1000 & i=$((i+1)); done";
+    let cmd = json!([format!("sh -c '{fork}'; exec sleep 1000")]);
+    let forks = json!({
+        "nics": [], "max_lwps": 10, "internal_metadata": { "docker:cmd": cmd.to_string() },
+    });
+    let vm = world.create(&forks).await;
+    let info = wait_for("the limit of processes is hit", LONG, || async {
+        let params = json!({ "uuid": vm });
+        let info = world.agent.run_task("machine_info", &params).await;
+        let refused = info["pids"]["refused"].as_u64().unwrap_or(0);
+        if refused > 0 { Ok(info) } else { Err(info.to_string()) }
+    })
+    .await;
+    assert!(info["pids"]["current"].as_u64().expect("a number") <= 10, "{info:#}");
+    assert!(info["memory"]["limit_bytes"].as_u64() == Some(64 << 20), "{info:#}");
+    world.destroy(&vm).await;
+    assert_eq!(world.traces(&vm), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn what_a_container_can_not_have_is_refused_and_leaves_nothing() {
+    let Some(world) = World::new().await else { return };
+    let refused = async |more: Value, code: &str, named: &str| {
+        let payload = world.payload(&more);
+        let answer = world.agent.ask_task("machine_create", &payload).await;
+        let text = answer.text.clone();
+        assert!(text.contains(code) && text.contains(named), "{more}: {} {text}", answer.status);
+        let vm = payload["uuid"].as_str().expect("a uuid");
+        assert_eq!(world.traces(vm), Vec::<String>::new(), "{more}");
+    };
+    let nic = |ips: &str, tag: &str| json!({ "nics": [{ "nic_tag": tag, "ips": [ips] }] });
+    refused(json!({ "disks": [{ "size": 8 }] }), "InvalidVmPayload", "disks").await;
+    refused(json!({ "image_uuid": null }), "InvalidVmPayload", "image_uuid").await;
+    refused(json!({ "brand": "builder" }), "ContainerNotSupported", "builder").await;
+    refused(nic("dhcp", "one"), "InvalidParameters", "nics.0.ips").await;
+    refused(nic("10.78.0.12/24", "two"), "InvalidParameters", "nics.0.nic_tag").await;
+    let cmd = json!({ "internal_metadata": { "docker:cmd": "sh" } });
+    refused(cmd, "InvalidParameters", "docker:cmd").await;
+    let cmd = json!({ "internal_metadata": { "docker:entrypoint": "[\"/absent\"]" } });
+    refused(cmd, "InternalError", "/absent").await;
+    let user = json!({ "internal_metadata": { "docker:user": "nobody-here" } });
+    refused(user, "InvalidParameters", "nobody-here").await;
+}
