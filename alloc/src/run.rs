@@ -172,6 +172,9 @@ impl<'a> Run<'a> {
 
     /// Has the servers left that there were at an earlier point, for another try with them.
     pub(crate) fn go_back(&mut self, list: &Arc<Vec<u32>>) {
+        if Arc::ptr_eq(&self.list, list) {
+            return;
+        }
         self.list = Arc::clone(list);
         self.left = SlotSet::of(list, self.snapshot.capacity());
     }
