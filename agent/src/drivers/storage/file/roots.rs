@@ -111,7 +111,7 @@ impl ContainerRoots for FileStorage {
     async fn destroy_root(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
         let folder = self.root_folder(vm);
         if !folder.exists() {
-            return Ok(());
+            return files::remove_folder_durably(&folder).await;
         }
         if let Some(owner) = owner
             && self.root_stamp(vm).await?.is_none_or(|stamp| stamp.task_id != *owner)
@@ -120,11 +120,11 @@ impl ContainerRoots for FileStorage {
         }
         self.unmount_root(vm).await?;
         for part in PARTS {
-            remove_tree(&folder.join(part)).await?;
+            files::remove_folder(&folder.join(part)).await?;
         }
         // Last: what is left after a crash still has an owner.
         files::remove(&folder.join(STAMP)).await?;
-        remove_tree(&folder).await
+        files::remove_folder_durably(&folder).await
     }
 
     async fn rooted(&self) -> Result<Vec<VmUuid>, DriverError> {
@@ -134,12 +134,5 @@ impl ContainerRoots for FileStorage {
         }
         let vm = |path: PathBuf| path.file_name()?.to_str()?.parse().ok();
         Ok(files::list(&roots).await?.into_iter().filter_map(vm).collect())
-    }
-}
-
-async fn remove_tree(path: &Path) -> Result<(), DriverError> {
-    match fs::remove_dir_all(path).await {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(files::failed("remove", path, e)),
-        _ => Ok(()),
     }
 }
