@@ -11,6 +11,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use serde_json::json;
 
+use crate::drivers::files;
 use crate::drivers::host::reset::Reset;
 use crate::drivers::host::{Host, HostAction};
 use crate::drivers::node::{Document, FileDocuments, NodeDocuments as _};
@@ -46,7 +47,7 @@ pub async fn run(
         return documents.remove(Document::FactoryReset).await.context("forget the reset");
     };
     host.act(&HostAction::Wipe(Box::new(begun.clone()))).await.context("wipe the pool")?;
-    forget(folders).context("remove what the agent kept")?;
+    forget(folders).await.context("remove what the agent kept")?;
     let done = Reset { done: true, ..begun };
     documents.write(Document::FactoryReset, &json!(done)).await.context("note the reset")?;
     say(format!("the factory reset of task {} is done", done.task));
@@ -93,7 +94,7 @@ fn records(folder: &Path) -> io::Result<usize> {
 }
 
 /// Removes what the agent knows, and disks and images that are files.
-fn forget(folders: &Folders) -> io::Result<()> {
+async fn forget(folders: &Folders) -> anyhow::Result<()> {
     for entry in std::fs::read_dir(&folders.data)? {
         let entry = entry?;
         if !KEPT.iter().any(|kept| entry.file_name() == *kept) {
@@ -101,10 +102,10 @@ fn forget(folders: &Folders) -> io::Result<()> {
         }
     }
     if let Some(copies) = folders.copies() {
-        for name in [DISKS, IMAGES, RECORD_COPIES] {
-            remove(&folders.storage.join(name))?;
-        }
         remove(&copies.join(Document::Cluster.file_name()))?;
+        for name in [DISKS, IMAGES, RECORD_COPIES] {
+            files::remove_folder_durably(&folders.storage.join(name)).await?;
+        }
     }
     Ok(())
 }

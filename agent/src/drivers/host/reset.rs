@@ -96,7 +96,7 @@ pub(super) async fn devices(exec: &SharedExec, reset: &Reset) -> Result<Value, D
     Ok(json!(words.filter(|word| word.starts_with('/')).collect::<Vec<_>>()))
 }
 
-/// Destroys the pool and wipes its devices. May be repeated.
+/// Destroys the pool and wipes those of its devices that the setup was given. May be repeated.
 ///
 /// # Errors
 /// `PoolExists`: it is somebody else's; nothing is done then. A command failed.
@@ -114,16 +114,22 @@ pub(super) async fn destroy(exec: &SharedExec, reset: &Reset) -> Result<(), Driv
         return Ok(());
     }
     for device in devices {
-        wipe(exec, plan, device, reset.wipe == Wipe::Discard).await?;
+        let disk = device.strip_suffix(PARTITION).unwrap_or(device);
+        if plan.paths.values().any(|path| path == disk) {
+            wipe(exec, device, disk, reset.wipe == Wipe::Discard).await?;
+        } else {
+            // Another boot may give a name that is not of the disk itself to another disk.
+            tracing::warn!(device, "not a disk that the setup was given: it is not wiped");
+        }
     }
     Ok(())
 }
 
-/// A disk that the pool was given as a whole is wiped as a whole; of any other one only what was given.
+/// Wipes a disk, which the pool was given as a whole and has as `device`.
 async fn wipe(
     exec: &SharedExec,
-    plan: &PoolPlan,
     device: &str,
+    disk: &str,
     discard: bool,
 ) -> Result<(), DriverError> {
     // What has no label is as it should be, and the signatures go below in any case.
@@ -132,16 +138,14 @@ async fn wipe(
         let said = String::from_utf8_lossy(&cleared.stderr).into_owned();
         tracing::warn!(device, said, "the label of a device was not cleared");
     }
-    let whole = device.strip_suffix(PARTITION).unwrap_or(device);
-    let given = if plan.paths.values().any(|path| path == whole) { whole } else { device };
     if discard {
-        let discarded = run(exec, &["blkdiscard", "-f", given], WRITE_TIMEOUT).await?;
+        let discarded = run(exec, &["blkdiscard", "-f", disk], WRITE_TIMEOUT).await?;
         if discarded.exit.code != Some(0) {
             let said = String::from_utf8_lossy(&discarded.stderr).into_owned();
-            tracing::warn!(device = given, said, "the blocks of a disk can't be given back");
+            tracing::warn!(disk, said, "the blocks of a disk can't be given back");
         }
     }
-    must_run(exec, &["wipefs", "-a", given], WRITE_TIMEOUT).await.map(drop)
+    must_run(exec, &["wipefs", "-a", disk], WRITE_TIMEOUT).await.map(drop)
 }
 
 #[cfg(test)]
@@ -241,10 +245,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_disk_that_is_not_of_the_plan_keeps_what_else_is_on_it() {
+    async fn a_disk_that_the_setup_was_not_given_is_left_alone() {
         let (fake, exec) = host("", "", "");
         let devices = Some(vec!["/dev/sdz3".to_owned()]);
         destroy(&exec, &Reset { devices, ..reset() }).await.unwrap();
-        assert_eq!(changes(&fake), ["zpool labelclear -f /dev/sdz3", "wipefs -a /dev/sdz3"]);
+        assert!(changes(&fake).is_empty());
     }
 }
