@@ -82,6 +82,7 @@ pub mod machine_update;
 pub mod machine_update_nics;
 #[cfg(test)]
 mod machine_volume_tests;
+mod need;
 pub mod nop;
 mod notes;
 pub mod order;
@@ -137,11 +138,11 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::admission::Offer;
 pub use self::control::{Counts, Filter, Standing};
+pub use self::need::Need;
 pub use self::refusals::Refused;
 pub use self::runner::{Engine, EngineParts, Refusal, Submission};
 pub use self::subtask::Subtasks;
 
-use crate::drivers::zfs::Availability;
 pub use crate::failure::TaskFailure;
 use crate::node::Drivers;
 use crate::vms::{VmRecord, VmTable};
@@ -263,43 +264,6 @@ impl Kind {
     #[must_use]
     pub const fn query(name: &'static str, queue: Queue, limit: Duration) -> Self {
         Self { name, class: Class::Query, queue, limit }
-    }
-}
-
-/// What some nodes have and others do not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// ZFS, with a pool or without.
-    Zfs,
-    /// A program that runs containers.
-    Containers,
-}
-
-impl Need {
-    /// Its name, as in a refusal's `capability`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Zfs => "zfs",
-            Self::Containers => "containers",
-        }
-    }
-
-    /// Why the node does not have it; `None` when it does.
-    #[must_use]
-    pub fn missing(self, drivers: &Drivers) -> Option<String> {
-        match self {
-            Self::Zfs => match drivers.zfs.zfs.availability() {
-                Availability::Works { .. } => None,
-                Availability::Missing(reason) => Some(reason),
-            },
-            Self::Containers => {
-                let abilities = drivers.compute.abilities();
-                let unsaid = || "nothing runs them".to_owned();
-                let missing = abilities.containers.is_none();
-                missing.then(|| abilities.no_containers.unwrap_or_else(unsaid))
-            }
-        }
     }
 }
 

@@ -6,6 +6,7 @@ mod display;
 mod facts;
 mod inside;
 pub mod nocloud;
+mod notes;
 pub mod oci;
 mod process;
 pub mod qemu;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use muster_shared::folders::make_private;
 use muster_shared::ids::VmUuid;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::drivers::compute::notes::{absent_is_fine, read, write};
 use crate::drivers::compute::{Ended, Logged, logged};
 use crate::drivers::{DriverError, files};
 use crate::host::{Cgroups, ProcessId};
@@ -227,27 +227,5 @@ impl ContainerFolder {
     pub(super) async fn purge(&self) -> Result<(), DriverError> {
         files::remove_folder(&self.run).await?;
         files::remove_folder_durably(&self.data).await
-    }
-}
-
-fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
-    match std::fs::read(path) {
-        Ok(json) => Ok(serde_json::from_slice(&json).ok()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Whole or not at all; what is here need not survive a power cut.
-fn write(path: &Path, content: &[u8]) -> io::Result<()> {
-    let fresh = path.with_extension("new");
-    std::fs::write(&fresh, content)?;
-    std::fs::rename(&fresh, path)
-}
-
-fn absent_is_fine(removed: io::Result<()>) -> io::Result<()> {
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }
