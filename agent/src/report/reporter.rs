@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_shared::clock::SharedClock;
 use parking_lot::Mutex;
+use serde_json::{Map, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
@@ -53,6 +54,8 @@ pub struct Reporter {
     pool_remark: Mutex<Option<String>>,
     data_remark: Mutex<Option<String>>,
     bridge_remarks: Mutex<Vec<String>>,
+    /// As of the last sample.
+    storage_problems: Mutex<Vec<String>>,
     sysinfo: watch::Sender<Arc<SysinfoDocument>>,
     collected_at: Mutex<Option<Duration>>,
     // One collection at a time; who waits takes its result.
@@ -77,6 +80,7 @@ impl Reporter {
             pool_remark: Mutex::default(),
             data_remark: Mutex::default(),
             bridge_remarks: Mutex::default(),
+            storage_problems: Mutex::default(),
             sysinfo: watch::channel(Arc::default()).0,
             collected_at: Mutex::default(),
             collecting: tokio::sync::Mutex::default(),
@@ -166,7 +170,8 @@ impl Reporter {
     async fn collect(&self) {
         // What changes meanwhile may be missing: the document is as old as its first look.
         let began = self.parts.clock.monotonic();
-        let sysinfo = self.parts.facts.sysinfo().await;
+        let mut sysinfo = self.parts.facts.sysinfo().await;
+        extend_degraded(&mut sysinfo, self.parts.storage.problems());
         let hash = super::hash(&sysinfo);
         let agents = sysinfo.get("SDC Agents").and_then(|agents| agents.as_array());
         let agents = agents.cloned().unwrap_or_default();
@@ -180,6 +185,16 @@ impl Reporter {
             *current = document;
             changed
         });
+    }
+
+    /// Has sysinfo say it when a pool can't be used any more, or can again.
+    fn look_for_storage_problems(&self) {
+        let problems = self.parts.storage.problems();
+        let mut known = self.storage_problems.lock();
+        if *known != problems {
+            *known = problems;
+            self.poke_sysinfo();
+        }
     }
 
     /// Keeps the document and the VMs' figures up to date until cancelled.
@@ -224,6 +239,7 @@ impl Feed for Reporter {
         parts.vms.observe_all(&*parts.compute).await;
         let figures = parts.facts.figures().await?;
         let (usages, hangs) = self.pool.get().await?;
+        self.look_for_storage_problems();
         let (vms, mut degraded) = (parts.vms.reports(), self.remarks());
         degraded.extend(hangs);
         let zpools = parts.zpools.latest();
@@ -248,6 +264,13 @@ impl Feed for Reporter {
     }
 }
 
+fn extend_degraded(sysinfo: &mut Map<String, Value>, problems: Vec<String>) {
+    let degraded = sysinfo.get_mut("Muster").and_then(|block| block.get_mut("degraded"));
+    if let Some(degraded) = degraded.and_then(Value::as_array_mut) {
+        degraded.extend(problems.into_iter().map(Value::from));
+    }
+}
+
 #[expect(clippy::disallowed_methods, reason = "tokio's intervals count on tokio's own clock")]
 fn first_tick() -> Instant {
     Instant::now()
@@ -257,7 +280,6 @@ fn first_tick() -> Instant {
 mod tests {
     use jiff::Timestamp;
     use muster_shared::clock::TokioClock;
-    use serde_json::{Map, Value};
 
     use super::super::Figures;
     use super::*;

@@ -35,7 +35,7 @@ async fn a_pool_that_is_exported_or_locked_is_named_and_comes_back_with_its_mach
     act(&node, &vm, "/stop", &json!({ "force": true })).await;
 
     node.system.run("udevadm settle; zpool export zones").await;
-    told(&node, LONG, |degraded| degraded.contains("pool zones is not there")).await;
+    told(&node, LONG, |degraded| degraded.contains("pool zones is gone")).await;
     let why = refused(&node, "two").await;
     assert!(why.contains("zones"), "{why}");
     // Its machine has a record, and nobody says that it is gone.

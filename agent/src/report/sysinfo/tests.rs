@@ -1,5 +1,6 @@
 //! The whole document, of this machine and of one that answers nothing.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use jiff::Timestamp;
 use muster_shared::clock::{SharedClock, SystemClock};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
 
 use super::{LinuxFacts, SysinfoConfig};
 use crate::drivers::cluster::Cluster;
@@ -15,7 +17,7 @@ use crate::drivers::faults::Faults;
 use crate::drivers::network::UserNetworks;
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::host::{EthernetListener, FakeExec, SharedExec, SystemExec};
-use crate::report::feed::Feed as _;
+use crate::report::feed::{Feed as _, SysinfoDocument};
 use crate::report::lldp::frame;
 use crate::report::sim::SimFacts;
 use crate::report::{Facts, Reporter, ReporterParts, Zpools, setup};
@@ -53,8 +55,12 @@ impl Bench {
     }
 
     async fn reporter(&self, facts: Arc<dyn Facts>) -> Reporter {
+        self.reporter_of_pool_in(self.folder.path(), facts).await
+    }
+
+    async fn reporter_of_pool_in(&self, pool: &Path, facts: Arc<dyn Facts>) -> Reporter {
         let config = FileStorageConfig {
-            storage_dir: self.folder.path().to_owned(),
+            storage_dir: pool.to_owned(),
             data_dir: self.folder.path().to_owned(),
             server_uuid: SERVER.parse().unwrap(),
             cluster: Cluster::unknown(),
@@ -152,6 +158,34 @@ async fn the_allocator_accepts_this_machine_with_storage_file() {
     // Whoever runs the tests may not have the right to listen.
     let others = degraded.iter().filter(|it| !it.to_string().contains("CAP_NET_RAW"));
     assert_eq!(others.count(), 0, "{degraded:?}");
+}
+
+#[tokio::test]
+async fn a_pool_that_can_not_be_used_is_named_in_sysinfo_until_it_is_back() {
+    let (bench, pool) = (Bench::new(), tempfile::tempdir().unwrap());
+    let facts = Arc::new(bench.facts(Arc::new(SystemExec::new()), |_| ()));
+    let reporter = Arc::new(bench.reporter_of_pool_in(pool.path(), facts).await);
+    let cancelled = CancellationToken::new();
+    let running = tokio::spawn({
+        let (reporter, cancelled) = (Arc::clone(&reporter), cancelled.clone());
+        async move { reporter.run(cancelled).await }
+    });
+    let mut documents = reporter.sysinfo();
+    // As if its file system were mounted elsewhere.
+    let (marker, aside) = (pool.path().join("muster-pool.json"), pool.path().join("aside"));
+    for (from, to, is_named) in [(&marker, &aside, true), (&aside, &marker, false)] {
+        std::fs::rename(from, to).unwrap();
+        reporter.sample().await.unwrap();
+        let named = |document: &Arc<SysinfoDocument>| {
+            document.sysinfo.get("Muster").map(|block| block["degraded"].to_string())
+        };
+        let told = documents.wait_for(|document| {
+            named(document).is_some_and(|degraded| degraded.contains("zones") == is_named)
+        });
+        told.await.unwrap();
+    }
+    cancelled.cancel();
+    running.await.unwrap();
 }
 
 #[tokio::test]
