@@ -12,6 +12,7 @@ use clap::{Parser, Subcommand};
 use muster_agent::config::{Config, CoordinatorConfig, ENVIRONMENT_PREFIX};
 use muster_agent::debug_http::{self, Local};
 use muster_agent::drivers::compute::{oci, qemu};
+use muster_agent::host::memory;
 use muster_agent::legacy::{LegacyListener, Poster};
 use muster_agent::startup::{self, Folders};
 use muster_agent::tasks::HANDLERS;
@@ -295,6 +296,7 @@ fn load(args: Args) -> Result<Loaded<Config>, String> {
 fn run(config: &Config, log: &LogControl) -> anyhow::Result<()> {
     muster_shared::tls::install_provider();
     let folders = Folders::open(config)?;
+    memory::share_heap();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -345,6 +347,7 @@ async fn serve(config: &Config, folders: &Folders, log: &LogControl) -> anyhow::
     report_to_cnapi(config, &running, &entropy, &stop)?;
     let http = tokio::spawn(listeners.serve(local, stop.clone()));
     announce(address)?;
+    tokio::spawn(memory::keep_small());
 
     let broken = running.broken();
     let mut lost = pin!(data.lost());

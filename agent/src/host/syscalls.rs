@@ -1,7 +1,7 @@
 //! System calls that have no safe wrapper; the agent's only unsafe code.
 #![expect(
     unsafe_code,
-    reason = "pidfds, taps, packet sockets, and calls between fork and exec, have no safe wrapper"
+    reason = "pidfds, taps, packet sockets, memory, and calls between fork and exec, have no safe wrapper"
 )]
 
 use std::io;
@@ -10,6 +10,33 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use nix::libc;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+/// Has all threads allocate from one arena. Other C libraries than GNU's have no more anyway.
+pub(super) fn use_one_arena() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt takes two integers; it is refused or done.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
+/// Gives the kernel back what was allocated and freed.
+pub(super) fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim touches free memory only, under the allocator's own locks.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// Takes away pages of a mapping that nobody has written to; each comes back from its file when it is
+/// touched. A kernel that refuses leaves them.
+pub(super) fn unmap_code(range: std::ops::Range<usize>) {
+    let start = std::ptr::with_exposed_provenance_mut(range.start);
+    // SAFETY: the mapping is private and of a file, and is neither writable nor written to, so that its
+    // content is the file's before and after.
+    unsafe { libc::madvise(start, range.len(), libc::MADV_DONTNEED) };
+}
 
 /// Opens a descriptor of a process; it becomes readable when the process ends.
 pub(super) fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
