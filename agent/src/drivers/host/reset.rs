@@ -1,9 +1,12 @@
 //! The pool of a server that is reset: marked first, and destroyed at the next boot if it still bears the
 //! mark. Only a pool that the setup has made is ever touched, which its id tells.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::TaskId;
 use muster_shared::wire::Code;
 
@@ -145,7 +148,15 @@ async fn wipe(
             tracing::warn!(disk, said, "the blocks of a disk can't be given back");
         }
     }
-    must_run(exec, &["wipefs", "-a", disk], WRITE_TIMEOUT).await.map(drop)
+    match must_run(exec, &["wipefs", "-a", disk], WRITE_TIMEOUT).await {
+        // It was pulled, or is dead: nobody can wipe it, and the node needs its reset all the same.
+        Err(error) if !Path::new(disk).exists() => {
+            let error = Chain(&error).to_string();
+            tracing::warn!(disk, error, "a disk is not there: what is on it stays");
+            Ok(())
+        }
+        wiped => wiped.map(drop),
+    }
 }
 
 #[cfg(test)]
@@ -242,6 +253,21 @@ mod tests {
         let refused = mark(&exec, &reset()).await.unwrap_err();
         assert!(refused.to_string().contains("import it"), "{refused}");
         assert!(changes(&fake).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_was_pulled_keeps_no_other_from_being_wiped() {
+        let (fake, exec) = host("", "", "");
+        fake.fails(&["wipefs", "-a", DISK], 1, "probing initialization failed: No such file");
+        let other = tempfile::NamedTempFile::new().unwrap();
+        let other = other.path().to_str().unwrap().to_owned();
+        let mut begun = Reset { devices: Some(vec![DISK.to_owned(), other.clone()]), ..reset() };
+        begun.pool.as_mut().unwrap().paths.insert("vdc".to_owned(), other.clone());
+        destroy(&exec, &begun).await.unwrap();
+        assert_eq!(changes(&fake).last(), Some(&format!("wipefs -a {other}")));
+        // One that is there and can't be wiped is tried again at the next boot.
+        fake.fails(&["wipefs", "-a", &other], 1, "busy");
+        destroy(&exec, &begun).await.unwrap_err();
     }
 
     #[tokio::test]
