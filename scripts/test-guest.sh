@@ -2,7 +2,7 @@
 # Runs the tests that need a real init: each on a full Debian machine of its own, emulated, in which
 # Muster is installed as on a node.
 #
-#   scripts/test-guest.sh system|zfs [NAME]       NAME: only tests whose names contain it
+#   scripts/test-guest.sh system|zfs [NAME…]      NAMEs: only tests whose names contain one of them
 #
 # zfs: that machine has OpenZFS, and Muster the program that calls its library.
 # Exits with 2 when the machine can't be built, which says nothing about Muster.
