@@ -1,6 +1,6 @@
 //! Virtual machines whose disks are volumes of a pool.
 
-use muster_tests::system::node::Node;
+use muster_tests::system::node::{LONG, Node};
 use serde_json::{Value, json};
 
 use crate::pools::{datasets, node, property};
@@ -101,4 +101,47 @@ async fn machine_lives_on_volumes_and_leaves_nothing() {
     let after = datasets(system).await.into_iter();
     let after: Vec<_> = after.filter(|name| !name.contains(image)).collect();
     assert_eq!(after, before);
+}
+
+/// What is on a volume goes into an image, and into a file, and comes back out of both.
+#[tokio::test]
+async fn machine_on_volumes_becomes_an_image_and_a_file() {
+    let node = node().await;
+    let system = &node.system;
+    let vm = node.create("one", "button", &json!({})).await;
+    act(&node, "POST", &vm, "/stop", &json!({ "force": true })).await;
+    let disk = |vm: &str| format!("/dev/zvol/zones/{vm}/disk0");
+    write(&node, &disk(&vm), "a").await;
+
+    try_run(&node, "muster image create --name made --version 1 one").await;
+    let copy = node.create("two", "made", &json!({})).await;
+    let origin = property(system, &format!("zones/{copy}/disk0"), "origin").await;
+    let image = system.run("muster image get made -o json").await;
+    let image: Value = serde_json::from_str(&image).expect("JSON");
+    assert_eq!(origin, format!("zones/{}@final", image["uuid"].as_str().expect("a uuid")));
+    act(&node, "POST", &copy, "/stop", &json!({ "force": true })).await;
+    assert_eq!(read(&node, &disk(&copy)).await, "a");
+    // Each has blocks of its own.
+    write(&node, &disk(&copy), "b").await;
+    assert_eq!(read(&node, &disk(&vm)).await, "a");
+
+    try_run(&node, "muster vm export one /root/one.vm").await;
+    act(&node, "DELETE", &vm, "", &json!({})).await;
+    assert_eq!(left_of(&node, &vm).await, "");
+    // Its disks are too small for the allocator, which keeps some for itself.
+    try_run(&node, &format!("muster vm import /root/one.vm --server {}", node.server)).await;
+    assert_eq!(read(&node, &disk(&vm)).await, "a");
+    assert_eq!(property(system, &format!("zones/{vm}/disk0"), "origin").await, "-");
+    act(&node, "POST", &vm, "/start", &json!({})).await;
+
+    for vm in [&vm, &copy] {
+        act(&node, "DELETE", vm, "", &json!({})).await;
+        assert_eq!(left_of(&node, vm).await, "");
+    }
+}
+
+/// Runs a command that may take its time.
+async fn try_run(node: &Node, command: &str) {
+    let ran = node.system.try_run(command, LONG).await.expect("the machine answers");
+    assert_eq!(ran.code, 0, "{command}: {ran:#?}");
 }
