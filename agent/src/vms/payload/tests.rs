@@ -169,6 +169,24 @@ fn a_brand_of_containers_that_does_not_run_has_a_code_of_its_own() {
     assert_eq!(failure.code, "ContainerNotSupported");
 }
 
+#[test]
+fn a_container_is_made_of_its_image_and_has_no_disks() {
+    let image = "01020304-0506-4708-890a-0b0c0d0e0f10";
+    let container =
+        json!({ "brand": "lx", "image_uuid": image, "ram": 64, "tmpfs": 8, "vga": "std" });
+    let vm = create(&object(container)).unwrap();
+    assert_eq!((&vm["disks"], &vm["max_physical_memory"]), (&json!([]), &json!(64)));
+    assert_eq!(images(&vm), [image.parse().unwrap()]);
+    assert!(vm.contains_key("tmpfs") && !vm.contains_key("vga"));
+    assert_eq!(refused(json!({ "brand": "lx" }))["missing_properties"], json!(["image_uuid"]));
+    let disks = json!({ "brand": "lx", "image_uuid": image, "disks": [{ "size": 8 }] });
+    assert_eq!(refused(disks)["bad_properties"], json!(["disks"]));
+    let change = |change: Value| update(&vm, &object(change), || unreachable!());
+    let failure = change(json!({ "add_disks": [{ "size": 8 }] })).unwrap_err();
+    assert!(failure.message.contains("containers have no disks"), "{failure}");
+    assert_eq!(change(json!({ "max_physical_memory": 128 })).unwrap()["max_physical_memory"], 128);
+}
+
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
