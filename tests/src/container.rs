@@ -98,6 +98,21 @@ fn archive(config: &Value) -> Vec<u8> {
     std::fs::read(at("image.tar")).expect("an archive")
 }
 
+/// What a script prints that is run in the container of this process.
+///
+/// # Panics
+/// If there is none, or the script fails.
+#[must_use]
+pub fn inside(pid: Option<u64>, script: &str) -> String {
+    let pid = pid.expect("it runs").to_string();
+    let words = ["--target", &pid, "--all", "--root", "--wd=/", "/bin/sh", "-c", script];
+    #[expect(clippy::disallowed_methods, reason = "as somebody on the node would")]
+    let ran = std::process::Command::new("nsenter").args(words).output().expect("nsenter runs");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{script}: {} {said}", ran.status);
+    String::from_utf8_lossy(&ran.stdout).into_owned()
+}
+
 /// Process ids of the monitors of an agent's containers.
 #[must_use]
 pub fn monitors(run_dir: &Path) -> Vec<u32> {

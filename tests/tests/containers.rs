@@ -221,6 +221,30 @@ async fn limits_are_hit_and_told() {
 }
 
 #[tokio::test]
+async fn a_reprovisioned_container_has_the_files_of_its_image_and_its_own_address() {
+    let Some(world) = World::new().await else { return };
+    let vm = world.create(&json!({})).await;
+    shows(ADDRESS).await;
+    let before = world.vm(&vm).await;
+    let inside = |vm: &Value, script: &str| container::inside(vm["pid"].as_u64(), script);
+    inside(&before, "echo mine > /www/index.html; echo no > /etc/left");
+    assert_eq!(shows(ADDRESS).await, "mine");
+    let config = json!({ "Entrypoint": ["/bin/sh", "-c"], "Cmd": [SERVER], "Env": ["COLOUR=red"] });
+    let other = container::import(&world.client, &config).await;
+    let path = world.path(&vm, "/reprovision");
+    let done = world.task(&path, &json!({ "image_uuid": other })).await;
+    assert_eq!(done["vm"]["state"], "running", "{done:#}");
+    assert_eq!(shows(ADDRESS).await, "a page of a container");
+    let after = world.vm(&vm).await;
+    assert_eq!((&after["nics"], &after["alias"]), (&before["nics"], &before["alias"]));
+    assert_eq!(after["image_uuid"], json!(other));
+    assert!(inside(&after, "cat /proc/1/environ").contains("COLOUR=red"));
+    assert_eq!(inside(&after, "ls /etc"), "group\nhostname\nhosts\npasswd\nresolv.conf\n");
+    world.destroy(&vm).await;
+    assert_eq!(world.traces(&vm), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn what_a_container_can_not_have_is_refused_and_leaves_nothing() {
     let Some(world) = World::new().await else { return };
     let refused = async |more: Value, code: &str, named: &str| {

@@ -1,12 +1,13 @@
-//! What is different about making a VM that is a container.
+//! What is different about a VM that is a container.
 
-use muster_shared::ids::ImageUuid;
+use muster_shared::ids::{ImageUuid, VmUuid};
 use muster_shared::wire::Code;
 use serde_json::{Map, Value};
 
-use super::TaskFailure;
-use super::machine::{self, MadeOf, refuse};
+use super::machine::{self, MadeOf, failed, refuse};
+use super::{TaskContext, TaskFailure};
 use crate::drivers::compute::Abilities;
+use crate::drivers::storage;
 use crate::vms::payload;
 
 /// Refuses a VM of a kind that does not run here.
@@ -37,4 +38,15 @@ pub(super) fn image(properties: &Map<String, Value>) -> Result<ImageUuid, TaskFa
 /// What is made from the image of a VM.
 pub(super) fn made(properties: &Map<String, Value>) -> MadeOf {
     if payload::is_container(properties) { MadeOf::Root } else { MadeOf::Disk }
+}
+
+/// Refuses a container whose root is gone.
+pub(super) async fn must_have_root(
+    ctx: &TaskContext,
+    operation: &'static str,
+    vm: VmUuid,
+) -> Result<ImageUuid, TaskFailure> {
+    let failed = failed(operation);
+    let image = ctx.drivers.storage.root(vm).await.map_err(&failed)?;
+    image.ok_or_else(|| failed(storage::no_root(vm)))
 }

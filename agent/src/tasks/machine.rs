@@ -8,7 +8,7 @@ use muster_shared::lenient;
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
-use super::{Params, Queue, TaskContext, TaskFailure};
+use super::{Params, Queue, TaskContext, TaskFailure, container};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Activity, ContainerRoot, GuestSignal, Resources};
 use crate::drivers::network::{Attached, Backend, Nic};
@@ -366,8 +366,7 @@ async fn container_root(
         return Ok(None);
     }
     let (drivers, vm, failed) = (&ctx.drivers, record.uuid, failed(operation));
-    let image = drivers.storage.root(vm).await.map_err(&failed)?;
-    let image = image.ok_or_else(|| failed(storage::no_root(vm)))?;
+    let image = container::must_have_root(ctx, operation, vm).await?;
     let found = drivers.images.container(image).await.map_err(&failed)?;
     let found = found.ok_or_else(|| failed(storage::image_not_installed(image)))?;
     let path = drivers.storage.mount_root(vm, &found.root).await.map_err(&failed)?;

@@ -1,6 +1,7 @@
-//! `machine_reprovision`: a VM gets a new boot disk from another image and keeps everything else.
+//! `machine_reprovision`: a VM gets a new boot disk from another image, a container a new root, and keeps
+//! everything else.
 //!
-//! The old disk is put aside until the record names the new image, which is the point of no
+//! The old one is put aside until the record names the new image, which is the point of no
 //! return: before it everything is brought back, after it the task only goes forward.
 
 use std::time::Duration;
@@ -12,6 +13,7 @@ use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::container;
 use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::stopping::{self, Stop};
@@ -96,27 +98,36 @@ impl Reprovision {
         };
         let repaired = VmRecord { failed: false, ..record.clone() };
         machine::usable(OPERATION, &repaired)?;
-        machine::must_be_hardware(OPERATION, &repaired)?;
         if record.flag("indestructible_zoneroot") {
             let text = format!("{OPERATION} error: VM {} is indestructible", self.vm);
             return Err(refuse(Code::VmIndestructible, text));
+        }
+        let was_running = machine::runs(ctx, self.vm).await?;
+        let lost_snapshots = record.snapshots.iter().map(|known| known.name.clone()).collect();
+        let notes = Notes { was_running, lost_snapshots, ..Notes::default() };
+        if record.is_container() {
+            container::must_have_root(ctx, OPERATION, self.vm).await?;
+            return ctx.note(&notes);
         }
         let disks = ctx.drivers.storage.disks(self.vm).await.map_err(failed(OPERATION))?;
         let Some(boot) = disks.iter().find(|disk| disk.index == BOOT_DISK) else {
             let text = format!("{OPERATION} error: VM {} has no boot disk", self.vm);
             return Err(refuse(Code::DatasetNotFound, text));
         };
-        ctx.note(&Notes {
-            was_running: machine::runs(ctx, self.vm).await?,
-            size_mib: boot.size_bytes.div_ceil(MIB),
-            pool: boot.identity.as_ref().map(|identity| identity.pool.clone()),
-            lost_snapshots: record.snapshots.iter().map(|known| known.name.clone()).collect(),
-        })
+        let size_mib = boot.size_bytes.div_ceil(MIB);
+        let pool = boot.identity.as_ref().map(|identity| identity.pool.clone());
+        ctx.note(&Notes { size_mib, pool, ..notes })
+    }
+
+    fn is_container(&self, ctx: &TaskContext) -> bool {
+        ctx.drivers.vms.get(self.vm).is_some_and(|record| record.is_container())
     }
 
     async fn ensure_image(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let progress = |percent: u8| ctx.progress(10 + percent.min(100) / 10 * 3);
-        machine::bring_image(ctx, self.image, machine::MadeOf::Disk, &progress).await
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        let made = container::made(&record.properties);
+        machine::bring_image(ctx, self.image, made, &progress).await
     }
 
     async fn mark(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
@@ -133,15 +144,21 @@ impl Reprovision {
 
     async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         // Only its boot disk is thrown away: what it has not yet written to the others counts.
-        let until = ctx.drivers.clock.wall().saturating_add(STOP_TIMEOUT);
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        let at_most = STOP_TIMEOUT.min(machine::stop_timeout(&record));
+        let until = ctx.drivers.clock.wall().saturating_add(at_most);
         let until = until.unwrap_or(Timestamp::MAX);
-        let how = Stop { force: false, until, at_most: STOP_TIMEOUT };
+        let how = Stop { force: false, until, at_most };
         stopping::stop(ctx, OPERATION, self.vm, how).await
     }
 
     /// In the pool of the old disk; as large as that, or as the image if that is larger.
     async fn clone_image(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let drivers = &ctx.drivers;
+        if self.is_container(ctx) {
+            let made = drivers.storage.create_root(self.vm, self.image, &ctx.task_id).await;
+            return made.map_err(failed(OPERATION));
+        }
         let image = drivers.images.get(self.image).await.map_err(failed(OPERATION))?;
         let least = image.map_or(0, |image| image.size_bytes.div_ceil(MIB));
         let Notes { size_mib, pool, .. } = ctx.notes()?;
@@ -186,7 +203,11 @@ impl Reprovision {
     /// The old boot disk goes, and the snapshots with it: those of the other disks are of no use
     /// without its part, and their names would stay taken.
     async fn purge(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let purged = ctx.drivers.storage.purge_stash(self.vm, BOOT_DISK).await;
+        let storage = &ctx.drivers.storage;
+        let purged = match self.is_container(ctx) {
+            true => storage.purge_root_stash(self.vm).await,
+            false => storage.purge_stash(self.vm, BOOT_DISK).await,
+        };
         purged.map_err(failed(OPERATION))?;
         snapshot::remove_all(ctx, self.vm).await.map_err(failed(OPERATION))
     }
@@ -198,7 +219,10 @@ impl Reprovision {
 
     async fn stash(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let storage = &ctx.drivers.storage;
-        let stashed = storage.stash_disk(self.vm, BOOT_DISK, &ctx.task_id).await;
+        let stashed = match self.is_container(ctx) {
+            true => storage.stash_root(self.vm, &ctx.task_id).await,
+            false => storage.stash_disk(self.vm, BOOT_DISK, &ctx.task_id).await,
+        };
         stashed.map_err(failed(OPERATION))
     }
 
@@ -207,7 +231,10 @@ impl Reprovision {
             return self.purge(ctx).await;
         }
         let storage = &ctx.drivers.storage;
-        let restored = storage.restore_disk(self.vm, BOOT_DISK, &ctx.task_id).await;
+        let restored = match self.is_container(ctx) {
+            true => storage.restore_root(self.vm, &ctx.task_id).await,
+            false => storage.restore_disk(self.vm, BOOT_DISK, &ctx.task_id).await,
+        };
         restored.map_err(failed(OPERATION))
     }
 

@@ -46,6 +46,10 @@ use crate::vms::{Node, VmTable};
 /// The image of the kinds' examples.
 const EXAMPLE_IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
 pub(super) const IMAGE: &str = "11111111-2222-4333-8444-555555555555";
+/// Of containers.
+pub(super) const CONTAINER_IMAGE: &str = "22222222-2222-4333-8444-555555555555";
+/// Those of a host that runs containers too.
+const ALL_BRANDS: &[&str] = &["bhyve", "docker", "joyent", "joyent-minimal", "kvm", "lx"];
 
 #[derive(Debug)]
 pub(super) struct NoEvents;
@@ -75,6 +79,8 @@ pub(crate) struct Host {
     /// What there is of ZFS, beside the disks of VMs.
     pub(crate) zfs: SimPools,
     pub(super) faults: Faults,
+    /// It has a runtime.
+    runs_containers: bool,
     pub(crate) clock: SharedClock,
     tasks: Mutex<u32>,
 }
@@ -91,9 +97,15 @@ impl Host {
             documents: SimDocuments::default(),
             zfs: SimPools::new("zones"),
             faults,
+            runs_containers: false,
             clock: Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH)),
             tasks: Mutex::new(0),
         }
+    }
+
+    /// One that runs containers beside hardware VMs.
+    pub(super) fn of_containers() -> Self {
+        Self { runs_containers: true, ..Self::new() }
     }
 
     /// An agent that has just started.
@@ -103,9 +115,15 @@ impl Host {
         for uuid in [IMAGE, EXAMPLE_IMAGE] {
             repository.publish(uuid.parse().unwrap(), image.clone());
         }
+        let of_containers = SimImage { manifest: json!({ "type": "docker" }), ..image };
+        repository.publish(CONTAINER_IMAGE.parse().unwrap(), of_containers);
         let node = Node { boot_id: boot_id.to_owned(), ..Node::default() };
         let (clock, faults) = (Arc::clone(&self.clock), || self.faults.clone());
-        let compute = Arc::new(SimCompute::new(self.guests.clone(), clock.clone(), faults()));
+        let mut compute = SimCompute::new(self.guests.clone(), clock.clone(), faults());
+        if self.runs_containers {
+            compute = compute.for_brands(ALL_BRANDS);
+        }
+        let compute = Arc::new(compute);
         let storage = self.storage();
         let server = uuid::Uuid::nil().into();
         let cluster = Cluster::open(Arc::new(self.documents.clone())).await.unwrap();
@@ -200,6 +218,7 @@ impl Host {
         (
             self.pool.disks(),
             self.pool.firmware(),
+            (self.pool.roots(), self.pool.stashed_roots()),
             self.guests.running(),
             self.records.records().into_keys().collect::<Vec<_>>(),
             self.guests.leftovers(),

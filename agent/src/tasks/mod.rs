@@ -35,6 +35,8 @@ mod machine;
 pub mod machine_boot;
 #[cfg(test)]
 mod machine_change_tests;
+#[cfg(test)]
+mod machine_container_tests;
 pub mod machine_create;
 pub mod machine_create_image;
 pub mod machine_create_snapshot;

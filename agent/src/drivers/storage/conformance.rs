@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a driver that does not conform ends the test")]
 
 mod fill;
+mod roots;
 
 use std::path::Path;
 
@@ -12,6 +13,7 @@ use super::{Dependents, DiskSpec, Identity, Role, Storage, VolumeSnapshot, Wishe
 use crate::drivers::DriverError;
 
 pub use fill::of_filling;
+pub use roots::of_roots;
 
 pub(crate) const IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
 /// Its size.

@@ -56,8 +56,8 @@ pub trait ContainerRoots: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Destroys a VM's root, if `owner` made it, or whoever made it when `None`. One that is not there,
-    /// or is another's, is no error. No process may use it.
+    /// Destroys a VM's root, if `owner` made it, or whoever made it when `None`, and then also one that
+    /// was put aside. One that is not there, or is another's, is no error. No process may use it.
     ///
     /// # Errors
     /// It could not be removed.
@@ -66,7 +66,36 @@ pub trait ContainerRoots: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// The VMs that have a root here.
+    /// Puts a VM's root aside with its snapshots, so that `task` can make another one. May be repeated,
+    /// also once `task` has made the other. No process may use it.
+    ///
+    /// # Errors
+    /// It could not be renamed.
+    async fn stash_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
+        let _: (VmUuid, &TaskId) = (vm, task);
+        Ok(())
+    }
+
+    /// Brings a root that was put aside back, in place of the one that `task` made. Without a stash
+    /// nothing happens. No process may use it.
+    ///
+    /// # Errors
+    /// `DatasetExists` when the root in its place is another task's.
+    async fn restore_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
+        let _: (VmUuid, &TaskId) = (vm, task);
+        Ok(())
+    }
+
+    /// Removes a root that was put aside; none is no error.
+    ///
+    /// # Errors
+    /// It could not be removed.
+    async fn purge_root_stash(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let _: VmUuid = vm;
+        Ok(())
+    }
+
+    /// The VMs that have a root here, or of whose root something is left.
     ///
     /// # Errors
     /// The host could not be read.
@@ -79,4 +108,11 @@ pub trait ContainerRoots: fmt::Debug + Send + Sync + 'static {
 #[must_use]
 pub fn no_root(vm: VmUuid) -> DriverError {
     DriverError::refused(Code::DatasetNotFound, format!("VM {vm} has no root folder"))
+}
+
+/// `DatasetExists`: the root in the place of one that was put aside.
+#[must_use]
+pub(super) fn of_another(vm: VmUuid) -> DriverError {
+    let text = format!("the root folder of VM {vm} belongs to another task");
+    DriverError::refused(Code::DatasetExists, text)
 }

@@ -11,8 +11,8 @@ use muster_shared::units::MIB;
 use serde_json::json;
 
 use super::conformance::{
-    ALL, IMAGE, IMAGE_MIB, based, check_code, image, in_pool, of_disks, of_filling, of_snapshots,
-    of_variables, spec, task, vm,
+    ALL, IMAGE, IMAGE_MIB, based, check_code, image, in_pool, of_disks, of_filling, of_roots,
+    of_snapshots, of_variables, spec, task, vm,
 };
 use super::sim::{SimImage, SimPool, SimStorage};
 use super::{FileStorage, FileStorageConfig, Role, Storage};
@@ -30,6 +30,7 @@ async fn the_simulated_driver_conforms() {
     of_disks(&storage).await;
     of_snapshots(&storage).await;
     of_filling(&storage).await;
+    of_roots(&storage).await;
     assert!(pool.disks().is_empty() && pool.stashed().is_empty());
 }
 
@@ -94,6 +95,7 @@ async fn the_file_driver_conforms() {
     of_disks(&storage).await;
     of_snapshots(&storage).await;
     of_filling(&storage).await;
+    of_roots(&storage).await;
     assert_eq!(node.vols(), Vec::<String>::new());
 }
 

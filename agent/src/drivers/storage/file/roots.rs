@@ -1,8 +1,12 @@
 //! Roots of containers: what differs from an image lies in `roots/<vm>/upper`, and an overlay shows
 //! both as one on `roots/<vm>/root`.
 //!
-//! `root.json` is the stamp of the owner. It is made durable first and removed last.
+//! `root.json` is the stamp of the owner. It is made durable first and removed last, under another name
+//! of the whole folder.
 
+mod stash;
+
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -29,21 +33,43 @@ impl FileStorage {
     }
 
     async fn root_stamp(&self, vm: VmUuid) -> Result<Option<Stamp>, DriverError> {
-        let path = self.root_folder(vm).join(STAMP);
-        let Some(content) = files::read(&path).await? else { return Ok(None) };
-        let parsed = serde_json::from_slice(&content);
-        parsed.map(Some).map_err(|e| DriverError::failed(format!("read {}", path.display()), e))
+        stamp_in(&self.root_folder(vm)).await
+    }
+
+    fn unmount_root_of(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let root = self.root_folder(vm).join("root");
+        mounts::unmount(&root).map_err(|e| files::failed("unmount", &root, e))
+    }
+
+    /// The folders of all roots, those put aside or being removed among them, with their VMs.
+    async fn root_folders(&self) -> Result<Vec<(VmUuid, PathBuf)>, DriverError> {
+        let folders = files::list(&self.config.storage_dir.join(ROOTS)).await?.into_iter();
+        Ok(folders.filter_map(|path| Some((vm_of(&path)?, path))).collect())
     }
 
     /// Adds the images of all roots, each as one disk.
     pub(super) async fn add_roots(&self, bases: &mut Bases) -> Result<(), DriverError> {
-        for vm in self.rooted().await? {
-            if let Some(image) = self.root(vm).await? {
+        for (vm, folder) in self.root_folders().await? {
+            if let Some(image) = stamp_in(&folder).await?.and_then(|stamp| stamp.image_uuid) {
                 *bases.entry(image).or_default().entry(vm).or_default() += 1;
             }
         }
         Ok(())
     }
+}
+
+async fn stamp_in(folder: &Path) -> Result<Option<Stamp>, DriverError> {
+    let path = folder.join(STAMP);
+    let Some(content) = files::read(&path).await? else { return Ok(None) };
+    let parsed = serde_json::from_slice(&content);
+    parsed.map(Some).map_err(|e| DriverError::failed(format!("read {}", path.display()), e))
+}
+
+/// Whose root lies in a folder, by its name.
+fn vm_of(folder: &Path) -> Option<VmUuid> {
+    let name = folder.file_name()?.to_str()?;
+    let vm = [stash::STASH, stash::GONE].iter().find_map(|suffix| name.strip_suffix(suffix));
+    vm.unwrap_or(name).parse().ok()
 }
 
 #[async_trait]
@@ -104,35 +130,47 @@ impl ContainerRoots for FileStorage {
     }
 
     async fn unmount_root(&self, vm: VmUuid) -> Result<(), DriverError> {
-        let root = self.root_folder(vm).join("root");
-        mounts::unmount(&root).map_err(|e| files::failed("unmount", &root, e))
+        self.unmount_root_of(vm)
     }
 
     async fn destroy_root(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
         let folder = self.root_folder(vm);
-        if !folder.exists() {
-            return files::remove_folder_durably(&folder).await;
+        if let Some(owner) = owner {
+            let theirs = match self.root_stamp(vm).await? {
+                Some(stamp) => stamp.task_id != *owner,
+                // The stamp is made first: without it, and empty, it is what a crash left of one.
+                None => folder.join(PARTS[0]).exists(),
+            };
+            if theirs {
+                return Ok(());
+            }
         }
-        if let Some(owner) = owner
-            && self.root_stamp(vm).await?.is_none_or(|stamp| stamp.task_id != *owner)
-        {
-            return Ok(());
+        let _renames = self.names.read().await;
+        self.discard_root(vm, &folder).await?;
+        match owner {
+            Some(_) => Ok(()),
+            None => self.discard_root(vm, &self.root_named(vm, stash::STASH)).await,
         }
-        self.unmount_root(vm).await?;
-        for part in PARTS {
-            files::remove_folder(&folder.join(part)).await?;
-        }
-        // Last: what is left after a crash still has an owner.
-        files::remove(&folder.join(STAMP)).await?;
-        files::remove_folder_durably(&folder).await
+    }
+
+    async fn stash_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
+        let _renames = self.names.read().await;
+        self.put_root_aside(vm, task).await
+    }
+
+    async fn restore_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
+        let _renames = self.names.read().await;
+        self.bring_root_back(vm, task).await
+    }
+
+    async fn purge_root_stash(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let _renames = self.names.read().await;
+        self.discard_root(vm, &self.root_named(vm, stash::STASH)).await
     }
 
     async fn rooted(&self) -> Result<Vec<VmUuid>, DriverError> {
-        let roots = self.config.storage_dir.join(ROOTS);
-        if !roots.exists() {
-            return Ok(Vec::new());
-        }
-        let vm = |path: PathBuf| path.file_name()?.to_str()?.parse().ok();
-        Ok(files::list(&roots).await?.into_iter().filter_map(vm).collect())
+        let vms: BTreeSet<VmUuid> =
+            self.root_folders().await?.into_iter().map(|(vm, _)| vm).collect();
+        Ok(vms.into_iter().collect())
     }
 }

@@ -36,6 +36,18 @@ impl ContainerRoots for Pools {
         self.first.destroy_root(vm, owner).await
     }
 
+    async fn stash_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
+        self.first.stash_root(vm, task).await
+    }
+
+    async fn restore_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
+        self.first.restore_root(vm, task).await
+    }
+
+    async fn purge_root_stash(&self, vm: VmUuid) -> Result<(), DriverError> {
+        self.first.purge_root_stash(vm).await
+    }
+
     async fn rooted(&self) -> Result<Vec<VmUuid>, DriverError> {
         self.first.rooted().await
     }

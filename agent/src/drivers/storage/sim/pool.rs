@@ -64,7 +64,9 @@ pub(super) struct Content {
     packed: BTreeMap<TaskId, u64>,
     /// Roots of containers, with their owners and images.
     pub(super) roots: BTreeMap<VmUuid, (TaskId, ImageUuid)>,
-    /// Of those, what is put together.
+    /// Those put aside.
+    pub(super) stashed_roots: BTreeMap<VmUuid, (TaskId, ImageUuid)>,
+    /// Of the roots, what is put together.
     pub(super) mounted: BTreeSet<VmUuid>,
 }
 
@@ -91,7 +93,7 @@ impl Content {
             let Some(image) = disk.image else { continue };
             *bases.entry(image).or_default().entry(*vm).or_default() += 1;
         }
-        for (vm, (_, image)) in &self.roots {
+        for (vm, (_, image)) in self.roots.iter().chain(&self.stashed_roots) {
             *bases.entry(*image).or_default().entry(*vm).or_default() += 1;
         }
         bases
@@ -136,6 +138,25 @@ impl SimPool {
     #[must_use]
     pub fn stashed(&self) -> BTreeMap<(VmUuid, u32), SimDisk> {
         self.0.lock().stashed.clone()
+    }
+
+    /// VMs with roots, and those whose root is put together.
+    #[must_use]
+    pub fn roots(&self) -> (BTreeSet<VmUuid>, BTreeSet<VmUuid>) {
+        let content = self.0.lock();
+        (content.roots.keys().copied().collect(), content.mounted.clone())
+    }
+
+    /// The task that made a VM's root.
+    #[must_use]
+    pub fn root_owner(&self, vm: VmUuid) -> Option<TaskId> {
+        self.0.lock().roots.get(&vm).map(|(owner, _)| owner.clone())
+    }
+
+    /// How many roots are put aside.
+    #[must_use]
+    pub fn stashed_roots(&self) -> usize {
+        self.0.lock().stashed_roots.len()
     }
 
     /// Every image here.

@@ -1,5 +1,6 @@
 //! Simulated roots of containers.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
@@ -8,7 +9,7 @@ use muster_shared::wire::Code;
 
 use super::SimStorage;
 use crate::drivers::DriverError;
-use crate::drivers::storage::roots::{ContainerRoots, no_root};
+use crate::drivers::storage::roots::{ContainerRoots, no_root, of_another};
 
 #[async_trait]
 impl ContainerRoots for SimStorage {
@@ -62,12 +63,57 @@ impl ContainerRoots for SimStorage {
                 content.roots.remove(&vm);
                 content.mounted.remove(&vm);
             }
+            if owner.is_none() {
+                content.stashed_roots.remove(&vm);
+            }
             Ok(())
         };
         self.faults.call("storage.destroy_root", destroy).await
     }
 
+    async fn stash_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
+        let stash = || {
+            let mut content = self.pool.0.lock();
+            if content.roots.get(&vm).is_some_and(|(owner, _)| owner != task) {
+                let root = content.roots.remove(&vm);
+                content.mounted.remove(&vm);
+                content.stashed_roots.extend(root.map(|root| (vm, root)));
+            }
+            Ok(())
+        };
+        self.faults.call("storage.stash_root", stash).await
+    }
+
+    async fn restore_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
+        let restore = || {
+            let mut content = self.pool.0.lock();
+            if !content.stashed_roots.contains_key(&vm) {
+                return Ok(());
+            }
+            if content.roots.get(&vm).is_some_and(|(owner, _)| owner != task) {
+                return Err(of_another(vm));
+            }
+            content.mounted.remove(&vm);
+            if let Some(root) = content.stashed_roots.remove(&vm) {
+                content.roots.insert(vm, root);
+            }
+            Ok(())
+        };
+        self.faults.call("storage.restore_root", restore).await
+    }
+
+    async fn purge_root_stash(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let purge = || {
+            self.pool.0.lock().stashed_roots.remove(&vm);
+            Ok(())
+        };
+        self.faults.call("storage.purge_root_stash", purge).await
+    }
+
     async fn rooted(&self) -> Result<Vec<VmUuid>, DriverError> {
-        Ok(self.pool.0.lock().roots.keys().copied().collect())
+        let content = self.pool.0.lock();
+        let vms: BTreeSet<VmUuid> =
+            content.roots.keys().chain(content.stashed_roots.keys()).copied().collect();
+        Ok(vms.into_iter().collect())
     }
 }

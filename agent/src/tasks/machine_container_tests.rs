@@ -1,0 +1,101 @@
+//! The task kinds that change a VM, of one that is a container, run step by step on a simulated host.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::Params;
+use super::machine_change_tests::code;
+use super::machine_tests::{CONTAINER_IMAGE, Host, IMAGE, act, params, run, run_with_crash, uuid};
+use crate::drivers::faults::Fault;
+use crate::node::Drivers;
+
+/// The parameters of a create.
+pub(super) fn container_params() -> Params {
+    params(json!({
+        "brand": "joyent-minimal", "alias": "one", "ram": 128, "image_uuid": CONTAINER_IMAGE,
+        "nics": [{ "nic_tag": "admin" }], "internal_metadata": { "docker:env": "[]" },
+    }))
+}
+
+pub(super) async fn one_container(host: &Host) -> Arc<Drivers> {
+    let drivers = host.agent("boot-1").await;
+    run(&host.context(&drivers, &container_params()), "machine_create", false).await.unwrap();
+    drivers
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reprovision_replaces_the_root_and_nothing_else() {
+    let host = Host::of_containers();
+    let drivers = one_container(&host).await;
+    let before = drivers.vms.get(uuid()).unwrap();
+    let image = json!({ "image_uuid": CONTAINER_IMAGE });
+    let done = act(&host, &drivers, "machine_reprovision", image.clone()).await.unwrap();
+    assert_eq!((&done["vm"]["state"], host.guests.starts(uuid())), (&json!("running"), 2));
+    let after = drivers.vms.get(uuid()).unwrap();
+    assert_eq!(after.properties, before.properties);
+    assert_eq!((after.provisioning, after.failed), (false, false));
+    assert_eq!(host.pool.roots(), ([uuid()].into(), [uuid()].into()));
+    assert_eq!(host.pool.stashed_roots(), 0);
+    let of_a_disk = json!({ "image_uuid": IMAGE });
+    assert_eq!(code(&host, &drivers, "machine_reprovision", of_a_disk).await, "ImageInvalid");
+    assert_eq!(drivers.vms.object(uuid(), true).unwrap()["state"], "running");
+    let drivers = host.agent("boot-1").await;
+    drivers.storage.destroy_root(uuid(), None).await.unwrap();
+    assert_eq!(code(&host, &drivers, "machine_reprovision", image).await, "DatasetNotFound");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reprovision_goes_on_after_a_crash_at_any_step() {
+    let image = params(json!({ "image_uuid": CONTAINER_IMAGE }));
+    for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
+        let host = Host::of_containers();
+        one_container(&host).await;
+        let owner = host.pool.root_owner(uuid());
+        if !run_with_crash(&host, "machine_reprovision", &image, step, done).await {
+            break;
+        }
+        let case = format!("step {step}, done {done}");
+        let vm = host.agent("boot-1").await.vms.object(uuid(), true).unwrap();
+        assert_eq!((&vm["state"], host.guests.starts(uuid())), (&json!("running"), 2), "{case}");
+        assert_ne!(host.pool.root_owner(uuid()), owner, "{case}");
+        assert_eq!(host.pool.stashed_roots(), 0, "{case}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reprovision_that_fails_anywhere_leaves_a_whole_container() {
+    let mut failed = 0;
+    for operation in [
+        "compute.start",
+        "compute.signal",
+        "storage.stash_root",
+        "storage.create_root",
+        "storage.purge_root_stash",
+        "storage.mount_root",
+        "images.container",
+        "vms.put",
+    ] {
+        for nth in 1..=4 {
+            for fault in [Fault::before(), Fault::after()] {
+                let host = Host::of_containers();
+                let drivers = one_container(&host).await;
+                let (owner, record) = (host.pool.root_owner(uuid()), drivers.vms.get(uuid()));
+                let case = format!("{operation} {nth} {fault:?}");
+                host.faults.fail_nth(operation, nth, fault);
+                let image = params(json!({ "image_uuid": CONTAINER_IMAGE }));
+                let ctx = host.context(&drivers, &image);
+                let result = run(&ctx, "machine_reprovision", false).await;
+                let now = drivers.vms.get(uuid()).unwrap();
+                assert!(!now.provisioning && !now.failed, "{case}");
+                assert_eq!(host.pool.stashed_roots(), 0, "{case}: {result:?}");
+                if result.is_err() && now.reprovision_task.is_none() {
+                    assert_eq!(host.pool.root_owner(uuid()), owner, "{case}");
+                    assert_eq!(now.properties, record.unwrap().properties, "{case}");
+                }
+                failed += u32::from(result.is_err());
+            }
+        }
+    }
+    assert!(failed > 10, "only {failed} failed");
+}
