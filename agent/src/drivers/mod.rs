@@ -14,6 +14,7 @@ pub mod network;
 pub mod node;
 pub mod settings;
 pub mod storage;
+mod trees;
 pub mod untar;
 pub mod zfs;
 

@@ -37,6 +37,17 @@ impl Overlay<'_> {
     }
 }
 
+/// Shows on a folder, to be read only, what is in `lower` as `upper` changes it.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn show_over(lower: &Path, upper: &Path, at: &Path) -> io::Result<()> {
+    let marks = ['\\', ',', ':'];
+    let options = format!("lowerdir={}:{}", escaped(upper, &marks)?, escaped(lower, &marks)?);
+    let flags = MsFlags::MS_RDONLY | MsFlags::MS_NODEV | MsFlags::MS_NOATIME;
+    Ok(mount(Some("overlay"), at, Some("overlay"), flags, Some(options.as_str()))?)
+}
+
 /// As the overlay's options have a path.
 fn escaped(path: &Path, special: &[char]) -> io::Result<String> {
     let text = path.to_str().ok_or(io::ErrorKind::InvalidInput)?;
