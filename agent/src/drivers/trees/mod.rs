@@ -1,10 +1,13 @@
 //! Folders with all that is in them, as the kernel sees them: read and copied without following a link,
 //! within bounds, on a thread of their own that stops once nobody wants its result any more.
 
+mod archive;
 mod attributes;
 mod content;
 mod copy;
 mod measure;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use std::path::Path;
@@ -15,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::untar::Fault;
 use super::{DriverError, files};
 
+pub(crate) use archive::archive_here;
 pub(crate) use copy::copy_here;
 pub(crate) use measure::{Measure, clones_files};
 

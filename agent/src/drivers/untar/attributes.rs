@@ -12,7 +12,7 @@ use super::bounded::AnyEntry;
 use super::fault::{Fault, at, invalid, shown, unreadable};
 
 /// Before this name stands an extended attribute, as GNU tar and Go write them.
-const XATTR: &str = "SCHILY.xattr.";
+pub(crate) const XATTR: &str = "SCHILY.xattr.";
 /// What GNU tar says of files with holes, in a way that the reader here does not know.
 const SPARSE: &str = "GNU.sparse.";
 /// Mode bits that are kept.
@@ -31,7 +31,7 @@ pub(crate) struct Attributes {
 /// Whether an extended attribute may come from an image: capabilities of a program, which are no more
 /// than a set-user-id bit, and what means nothing to the kernel. `trusted.overlay` and `user.overlay`
 /// would have an overlay show other files in place of these.
-fn is_kept(name: &str) -> bool {
+pub(crate) fn is_kept(name: &str) -> bool {
     name == "security.capability"
         || (name.starts_with("user.") && !name.starts_with("user.overlay."))
 }

@@ -6,7 +6,7 @@ mod fault;
 mod place;
 mod tree;
 
-pub(crate) use attributes::Attributes;
+pub(crate) use attributes::{Attributes, XATTR, is_kept};
 pub(crate) use bounded::{AnyEntry, Sum, Summed, entries, entries_of_file};
 pub use fault::Fault;
 pub(crate) use fault::{host, invalid, shown, unreadable};
