@@ -64,7 +64,7 @@ impl Orphan {
     pub fn describe(&self, vm: VmUuid) -> api::Orphan {
         let property =
             |name: &str| self.record().and_then(|record| record.text(name)).map(str::to_owned);
-        let disks = self.volumes.iter().filter(|volume| volume.role != Role::Firmware);
+        let disks = self.volumes.iter().filter(|volume| matches!(volume.role, Role::Disk(_)));
         api::Orphan {
             uuid: vm,
             alias: property("alias"),
@@ -88,7 +88,7 @@ fn told_of(volume: &Volume) -> api::OrphanVolume {
         uuid: identity.map(|identity| identity.uuid),
         disk: match volume.role {
             Role::Disk(index) => Some(index),
-            Role::Firmware => None,
+            Role::Firmware | Role::Root => None,
         },
         aside: volume.is_aside,
         pool: volume.pool.clone(),

@@ -13,7 +13,7 @@ use super::{Dependents, DiskSpec, Identity, Role, Storage, VolumeSnapshot, Wishe
 use crate::drivers::DriverError;
 
 pub use fill::of_filling;
-pub use roots::of_roots;
+pub use roots::{of_root_snapshots, of_roots};
 
 pub(crate) const IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
 /// Its size.
@@ -140,7 +140,7 @@ pub async fn of_snapshots(storage: &dyn Storage) {
         let found = storage.snapshots(vm(5)).await.unwrap();
         let disk = |snapshot: VolumeSnapshot| match snapshot.volume {
             Role::Disk(index) => (index, snapshot.name),
-            Role::Firmware => panic!("no firmware keeps anything here"),
+            other => panic!("a snapshot of {other}"),
         };
         found.into_iter().map(disk).collect()
     };

@@ -27,11 +27,12 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use self::inventory::Sizes;
+use self::roots::RootTurns;
 use super::copies::Copies;
 use super::marker::Marker;
 use super::{
-    Bases, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, SnapshotPiece, Storage, Usage,
-    Variables, Volume, VolumeSnapshot, lock, qcow2,
+    Bases, Disk, DiskSpec, MIN_FREE_BYTES, RESERVE_BYTES, RecordCopy, Role, SnapshotPiece, Storage,
+    Usage, Variables, Volume, VolumeSnapshot, lock, qcow2,
 };
 use crate::drivers::cluster::Cluster;
 use crate::drivers::{DriverError, files};
@@ -45,8 +46,6 @@ pub const IMAGES: &str = "images";
 pub const RECORD_COPIES: &str = "records";
 /// An empty qcow2 file is written in milliseconds; a disk that hangs this long is broken.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Space a fresh disk needs, with room to boot; below this no disk is made, bytes.
-const MIN_FREE_BYTES: u64 = 16 * 1024 * 1024;
 
 /// Free beside the reserve once it is taken; a pool with less is as good as full, bytes.
 const BESIDE_RESERVE_BYTES: u64 = 64 * MIB;
@@ -80,6 +79,7 @@ pub struct FileStorage {
     sizes: Sizes,
     /// Read by who renames a disk, written by who must see every disk under one of its names.
     names: tokio::sync::RwLock<()>,
+    root_turns: RootTurns,
 }
 
 /// Who made a disk, in the file beside it.
@@ -110,8 +110,18 @@ impl FileStorage {
             copies.make().await?;
         }
         let reserve = Reserve::new(&config.data_dir, RESERVE_BYTES, BESIDE_RESERVE_BYTES);
-        let (sizes, names) = (Sizes::default(), tokio::sync::RwLock::default());
-        Ok(Self { config, vols, images, copies, marker, exec, reserve, sizes, names })
+        Ok(Self {
+            config,
+            vols,
+            images,
+            copies,
+            marker,
+            exec,
+            reserve,
+            sizes: Sizes::default(),
+            names: tokio::sync::RwLock::default(),
+            root_turns: RootTurns::default(),
+        })
     }
 
     /// Disks are based on the images in this folder, which lie in another pool.
@@ -361,7 +371,9 @@ impl Storage for FileStorage {
     }
 
     async fn roles(&self, vm: VmUuid) -> Result<Vec<Role>, DriverError> {
-        Ok(self.volumes_of(vm).await?.into_iter().map(|(volume, _)| volume).collect())
+        let volumes = self.volumes_of(vm).await?.into_iter().map(|(volume, _)| volume);
+        let root = self.root_stamp(vm).await?.map(|_| Role::Root);
+        Ok(volumes.chain(root).collect())
     }
 
     async fn variables(&self, vm: VmUuid, template: &Path) -> Result<Variables, DriverError> {
@@ -397,7 +409,10 @@ impl Storage for FileStorage {
         name: &str,
         from: u64,
     ) -> Result<SnapshotPiece, DriverError> {
-        self.piece_of_snapshot(vm, volume, name, from).await
+        match volume {
+            Role::Root => self.piece_of_pack(vm, name, from).await,
+            _ => self.piece_of_snapshot(vm, volume, name, from).await,
+        }
     }
 
     async fn begin_fill(

@@ -37,7 +37,7 @@ pub use refusals::{
     bytes_of, check_pool, disk_exists, disk_size, find_pool, image_not_installed, no_pool,
     snapshot_not_found, store_full, unknown_pool,
 };
-pub use roots::{ContainerRoots, no_root};
+pub use roots::{ContainerRoots, PackedRoot, no_root};
 pub use wishes::{SetAside, Wishes};
 
 /// A disk to be made.
@@ -87,6 +87,8 @@ pub enum Role {
     Firmware,
     /// A disk, by its index.
     Disk(u32),
+    /// The root folder of a container.
+    Root,
 }
 
 impl fmt::Display for Role {
@@ -94,6 +96,7 @@ impl fmt::Display for Role {
         match self {
             Self::Firmware => f.write_str("the firmware's variables"),
             Self::Disk(index) => write!(f, "disk {index}"),
+            Self::Root => f.write_str("the root folder"),
         }
     }
 }
@@ -255,14 +258,14 @@ pub trait Storage: ContainerRoots {
     /// There is no such disk, or it could not be made larger.
     async fn grow_disk(&self, vm: VmUuid, index: u32, size_mib: u64) -> Result<(), DriverError>;
 
-    /// Every snapshot of each of the VM's volumes, the oldest first; also while it runs.
+    /// Every snapshot of each of the VM's volumes, the oldest of each first; also while it runs.
     ///
     /// # Errors
     /// The host could not be read.
     async fn snapshots(&self, vm: VmUuid) -> Result<Vec<VolumeSnapshot>, DriverError>;
 
     /// Takes a snapshot of those of these volumes that do not have it yet. Nobody may have one open
-    /// that is a file. Durable when it returns.
+    /// that is a file, or change a root meanwhile. Durable when it returns.
     ///
     /// # Errors
     /// `StoreFull`; a failed one may leave some volumes with the snapshot.
@@ -445,6 +448,10 @@ pub trait Storage: ContainerRoots {
 /// What is kept in reserve, bytes. The task journal refuses to go below 16 MiB, and guests that run
 /// take what is given back as well.
 pub const RESERVE_BYTES: u64 = 64 * MIB;
+
+/// Space a fresh disk needs, with room to boot; below this no disk is made, and a copy leaves as much,
+/// bytes.
+const MIN_FREE_BYTES: u64 = 16 * MIB;
 
 /// Name of the pool when none is configured.
 pub const DEFAULT_POOL: &str = "zones";

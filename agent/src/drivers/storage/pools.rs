@@ -104,6 +104,7 @@ impl Pools {
         match volume {
             Role::Disk(index) => Ok(self.with_disk(vm, index).await?.unwrap_or(&self.first)),
             Role::Firmware => self.home(vm).await,
+            Role::Root => Ok(&self.first),
         }
     }
 

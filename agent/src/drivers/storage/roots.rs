@@ -6,8 +6,18 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::wire::Code;
+use serde::{Deserialize, Serialize};
 
 use crate::drivers::DriverError;
+
+/// The files of a root as one tar archive, like a layer of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackedRoot {
+    /// Its size, bytes.
+    pub size_bytes: u64,
+    /// Its checksum, hexadecimal.
+    pub sha256: String,
+}
 
 /// Holds the root folders of containers. What a driver does not say here it can't do.
 #[async_trait]
@@ -64,6 +74,25 @@ pub trait ContainerRoots: fmt::Debug + Send + Sync + 'static {
     async fn destroy_root(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
         let _: (VmUuid, Option<&TaskId>) = (vm, owner);
         Ok(())
+    }
+
+    /// Packs the files that a VM's root had at a snapshot, those of its image among them, as one archive;
+    /// one that was packed stays as long as the snapshot. Its content is that of [`Role::Root`] in
+    /// [`Storage::read_snapshot`]. Durable when it returns.
+    ///
+    /// # Errors
+    /// `SnapshotNotFound`; `StoreFull`; `NotSupported`.
+    ///
+    /// [`Role::Root`]: super::Role::Root
+    /// [`Storage::read_snapshot`]: super::Storage::read_snapshot
+    async fn pack_root(
+        &self,
+        vm: VmUuid,
+        name: &str,
+        image_root: &Path,
+    ) -> Result<PackedRoot, DriverError> {
+        let _: (&str, &Path) = (name, image_root);
+        Err(no_root(vm))
     }
 
     /// Puts a VM's root aside with its snapshots, so that `task` can make another one. May be repeated,

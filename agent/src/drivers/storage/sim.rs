@@ -36,7 +36,7 @@ impl SimStorage {
     /// `.read_snapshot`, `.begin_fill`, `.fill`, `.end_fill`, `.roll_back`, `.stash_disk`,
     /// `.restore_disk`, `.purge_stash`, `.put_copy`, `.remove_copy`, `.copied`, `.copy`, `.volumes`,
     /// `.bases`, `.usage`, `.create_root`, `.mount_root`, `.unmount_root`, `.destroy_root`,
-    /// `.stash_root`, `.restore_root`, `.purge_root_stash`.
+    /// `.pack_root`, `.stash_root`, `.restore_root`, `.purge_root_stash`.
     #[must_use]
     pub fn new(pool: SimPool, faults: Faults) -> Self {
         Self { images: pool.clone(), pool, name: super::DEFAULT_POOL.to_owned(), faults }
@@ -70,6 +70,7 @@ fn path(vm: VmUuid, role: Role, is_aside: bool) -> PathBuf {
         (Role::Disk(index), true) => format!("stash{index}"),
         (Role::Firmware, false) => "uefi-vars".to_owned(),
         (Role::Firmware, true) => "stash-uefi-vars".to_owned(),
+        (Role::Root, _) => "root".to_owned(),
     };
     PathBuf::from(format!("/sim/vols/{vm}/{name}.qcow2"))
 }
@@ -135,10 +136,9 @@ impl Storage for SimStorage {
             let content = self.pool.0.lock();
             let firmware = content.firmware.contains_key(&vm).then_some(Role::Firmware);
             let disks = content.disks.range((vm, 0)..=(vm, u32::MAX));
-            Ok(firmware
-                .into_iter()
-                .chain(disks.map(|((_, index), _)| Role::Disk(*index)))
-                .collect())
+            let root = content.roots.contains_key(&vm).then_some(Role::Root);
+            let disks = disks.map(|((_, index), _)| Role::Disk(*index));
+            Ok(firmware.into_iter().chain(disks).chain(root).collect())
         };
         self.faults.call("storage.roles", list).await
     }
@@ -216,7 +216,10 @@ impl Storage for SimStorage {
                 };
                 disk.snapshots.iter().map(name).collect::<Vec<_>>()
             });
-            Ok(firmware.chain(named).collect())
+            let of_root = content.roots.get(&vm).map(|root| root.snapshots.clone());
+            let of_root = of_root.unwrap_or_default().into_iter();
+            let of_root = of_root.map(|name| VolumeSnapshot { volume: Role::Root, name });
+            Ok(firmware.chain(named).chain(of_root).collect())
         };
         self.faults.call("storage.snapshots", list).await
     }
@@ -239,6 +242,12 @@ impl Storage for SimStorage {
             {
                 names.push(name.to_owned());
             }
+            if let Some(root) = self.pool.0.lock().roots.get_mut(&vm)
+                && of.contains(&Role::Root)
+                && !root.has(name)
+            {
+                root.snapshots.push(name.to_owned());
+            }
             Ok(())
         };
         self.faults.call("storage.create_snapshot", create).await
@@ -260,6 +269,12 @@ impl Storage for SimStorage {
                 && from.contains(&Role::Firmware)
             {
                 names.retain(|known| known != name);
+            }
+            if let Some(root) = self.pool.0.lock().roots.get_mut(&vm)
+                && from.contains(&Role::Root)
+            {
+                root.snapshots.retain(|known| known != name);
+                root.packed.remove(name);
             }
             Ok(())
         };
@@ -312,6 +327,7 @@ impl Storage for SimStorage {
         let roll_back = || {
             let mut missing = false;
             self.pool.each_disk(vm, |_, disk| missing |= !disk.has(name));
+            missing |= self.pool.0.lock().roots.get(&vm).is_some_and(|root| !root.has(name));
             if missing {
                 return Err(super::snapshot_not_found(vm, name));
             }
@@ -410,7 +426,7 @@ impl Storage for SimStorage {
                 is_aside,
                 identity: disk.and_then(|disk| match role {
                     Role::Disk(index) => Some(self.identity(vm, index, disk)),
-                    Role::Firmware => None,
+                    Role::Firmware | Role::Root => None,
                 }),
                 pool: self.name.clone(),
                 path: path(vm, role, is_aside),

@@ -1,6 +1,7 @@
 //! What every storage driver owes, checked on each of them, and what each owes by itself.
 
 mod pools;
+mod roots;
 mod variables;
 mod zfs;
 
@@ -11,8 +12,8 @@ use muster_shared::units::MIB;
 use serde_json::json;
 
 use super::conformance::{
-    ALL, IMAGE, IMAGE_MIB, based, check_code, image, in_pool, of_disks, of_filling, of_roots,
-    of_snapshots, of_variables, spec, task, vm,
+    ALL, IMAGE, IMAGE_MIB, based, check_code, image, in_pool, of_disks, of_filling,
+    of_root_snapshots, of_roots, of_snapshots, of_variables, spec, task, vm,
 };
 use super::sim::{SimImage, SimPool, SimStorage};
 use super::{FileStorage, FileStorageConfig, Role, Storage};
@@ -31,6 +32,7 @@ async fn the_simulated_driver_conforms() {
     of_snapshots(&storage).await;
     of_filling(&storage).await;
     of_roots(&storage).await;
+    of_root_snapshots(&storage).await;
     assert!(pool.disks().is_empty() && pool.stashed().is_empty());
 }
 
@@ -96,6 +98,7 @@ async fn the_file_driver_conforms() {
     of_snapshots(&storage).await;
     of_filling(&storage).await;
     of_roots(&storage).await;
+    of_root_snapshots(&storage).await;
     assert_eq!(node.vols(), Vec::<String>::new());
 }
 

@@ -40,12 +40,13 @@ impl GuestDevices for Oci {
         }))
     }
 
+    /// A runtime knows nothing of them: storage copies what is in the root.
     async fn snapshot(
         &self,
-        vm: VmUuid,
-        _change: &SnapshotChange,
+        _vm: VmUuid,
+        change: &SnapshotChange,
     ) -> Result<Vec<Role>, DriverError> {
-        Err(no_disks(vm))
+        Ok(change.volumes().to_vec())
     }
 
     async fn grow_disk(&self, vm: VmUuid, _index: u32, _bytes: u64) -> Result<(), DriverError> {

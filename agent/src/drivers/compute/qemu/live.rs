@@ -90,6 +90,7 @@ impl Qemu {
         let is_open = |volume: &Role| match volume {
             Role::Firmware => firmware::is_open_in(&argv),
             Role::Disk(_) => inserted(&backends, &node(*volume)).is_some_and(|disk| !is_raw(disk)),
+            Role::Root => false,
         };
         let (open, left): (Vec<Role>, Vec<Role>) = all.iter().copied().partition(is_open);
         if open.is_empty() {
@@ -136,6 +137,8 @@ fn node(volume: Role) -> String {
     match volume {
         Role::Firmware => firmware::VARIABLES_NODE.to_owned(),
         Role::Disk(index) => drives::node_name(index),
+        // No hardware VM has one.
+        Role::Root => "root".to_owned(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What every driver owes that holds the roots of containers.
 
-use super::super::Storage;
+use super::super::{Role, Storage};
 use super::{based, check_code, image, task, vm};
 
 /// The driver has the image [`image`] and nothing else, and holds roots. None is put together here.
@@ -57,4 +57,45 @@ pub async fn of_roots(storage: &dyn Storage) {
     }
     assert_eq!(storage.rooted().await.unwrap(), []);
     assert_eq!(based(storage).await, []);
+}
+
+/// The driver has the image [`image`] and nothing of VM 8, and holds roots.
+///
+/// # Panics
+/// It does not conform.
+pub async fn of_root_snapshots(storage: &dyn Storage) {
+    let (one, two) = (task("one"), task("two"));
+    let root = [Role::Root];
+    let names = async || -> Vec<String> {
+        let found = storage.snapshots(vm(8)).await.unwrap().into_iter();
+        found.inspect(|it| assert_eq!(it.volume, Role::Root)).map(|it| it.name).collect()
+    };
+    assert_eq!(storage.roles(vm(8)).await.unwrap(), []);
+    storage.create_root(vm(8), image(), &one).await.unwrap();
+    assert_eq!(storage.roles(vm(8)).await.unwrap(), root);
+    // In the order in which they are taken, whatever they are called.
+    for name in ["vmsnap-c", "vmsnap-a.b", "vmsnap-b"] {
+        for _ in 0..2 {
+            storage.create_snapshot(vm(8), name, &root).await.unwrap();
+        }
+    }
+    storage.create_snapshot(vm(8), "vmsnap-d", &[Role::Disk(0)]).await.unwrap();
+    assert_eq!(names().await, ["vmsnap-c", "vmsnap-a.b", "vmsnap-b"]);
+    check_code(&storage.roll_back(vm(8), "vmsnap-a").await, "SnapshotNotFound");
+    for _ in 0..2 {
+        storage.roll_back(vm(8), "vmsnap-a.b").await.unwrap();
+        storage.delete_snapshot(vm(8), "vmsnap-c", &root).await.unwrap();
+    }
+    assert_eq!(names().await, ["vmsnap-a.b", "vmsnap-b"]);
+    storage.create_snapshot(vm(8), "vmsnap-c", &root).await.unwrap();
+    assert_eq!(names().await, ["vmsnap-a.b", "vmsnap-b", "vmsnap-c"]);
+
+    // They go aside with the root, and come back with it.
+    storage.stash_root(vm(8), &two).await.unwrap();
+    storage.create_root(vm(8), image(), &two).await.unwrap();
+    assert_eq!(names().await, Vec::<String>::new());
+    storage.restore_root(vm(8), &two).await.unwrap();
+    assert_eq!(names().await.len(), 3);
+    storage.destroy_root(vm(8), None).await.unwrap();
+    assert_eq!((names().await, storage.roles(vm(8)).await.unwrap()), (vec![], vec![]));
 }

@@ -14,6 +14,7 @@ use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
 use super::{FileStorage, MIN_FREE_BYTES, files, index_of, run, stamp, variables, virtual_size};
 use crate::drivers::DriverError;
 use crate::drivers::storage::qcow2::content::{Content, ContentError};
+use crate::drivers::storage::refusals::not_supported;
 use crate::drivers::storage::{
     Role, SnapshotPiece, check_piece, not_being_filled, snapshot_not_found, store_full,
 };
@@ -46,11 +47,12 @@ impl FileStorage {
         })
     }
 
-    fn target(&self, vm: VmUuid, volume: Role) -> PathBuf {
+    fn target(&self, vm: VmUuid, volume: Role) -> Result<PathBuf, DriverError> {
         let folder = self.folder(vm);
         match volume {
-            Role::Firmware => folder.join(variables::NAME),
-            Role::Disk(index) => folder.join(format!("disk{index}.qcow2")),
+            Role::Firmware => Ok(folder.join(variables::NAME)),
+            Role::Disk(index) => Ok(folder.join(format!("disk{index}.qcow2"))),
+            Role::Root => Err(not_supported("file", "read and fill root folders piece by piece")),
         }
     }
 
@@ -61,10 +63,10 @@ impl FileStorage {
         size_bytes: u64,
         owner: &TaskId,
     ) -> Result<(), DriverError> {
-        let target = self.target(vm, volume);
+        let target = self.target(vm, volume)?;
         let size_bytes = match volume {
             Role::Firmware => size_bytes,
-            Role::Disk(_) => {
+            Role::Disk(_) | Role::Root => {
                 let stamp = stamp(&target).await?;
                 if stamp.is_none_or(|stamp| stamp.task_id != *owner) {
                     return Err(not_being_filled(vm, volume));
@@ -97,7 +99,7 @@ impl FileStorage {
         data: &[u8],
         durable: bool,
     ) -> Result<(), DriverError> {
-        let raw = raw(&self.target(vm, volume));
+        let raw = raw(&self.target(vm, volume)?);
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => not_being_filled(vm, volume),
             _ => files::failed("write", &raw, error),
@@ -122,7 +124,7 @@ impl FileStorage {
     }
 
     pub(super) async fn stop_filling(&self, vm: VmUuid, volume: Role) -> Result<(), DriverError> {
-        let target = self.target(vm, volume);
+        let target = self.target(vm, volume)?;
         let raw = raw(&target);
         let exists = tokio::fs::try_exists(&raw).await;
         if !exists.map_err(|error| files::failed("look for", &raw, error))? {

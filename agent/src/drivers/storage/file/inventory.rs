@@ -86,7 +86,7 @@ impl FileStorage {
                 let Some((role, is_aside)) = kind_of(&path) else { continue };
                 let identity = match role {
                     Role::Disk(index) => self.identity_of(vm, &path, index).await,
-                    Role::Firmware => None,
+                    Role::Firmware | Role::Root => None,
                 };
                 found.push(Volume {
                     vm,

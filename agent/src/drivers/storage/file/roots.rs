@@ -2,9 +2,12 @@
 //! both as one on `roots/<vm>/root`.
 //!
 //! `root.json` is the stamp of the owner. It is made durable first and removed last, under another name
-//! of the whole folder.
+//! of the whole folder. See [`snapshots`] and [`stash`] for what else there is.
 
+mod packs;
+mod snapshots;
 mod stash;
+mod turns;
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,8 +21,10 @@ use tokio::fs;
 use super::{FileStorage, Stamp, files};
 use crate::drivers::DriverError;
 use crate::drivers::storage::Bases;
-use crate::drivers::storage::roots::{ContainerRoots, no_root};
+use crate::drivers::storage::roots::{ContainerRoots, PackedRoot, no_root};
 use crate::host::mounts::{self, Overlay};
+
+pub(super) use self::turns::RootTurns;
 
 /// The folder of the roots in the storage folder.
 const ROOTS: &str = "roots";
@@ -32,7 +37,7 @@ impl FileStorage {
         self.config.storage_dir.join(ROOTS).join(vm.to_string())
     }
 
-    async fn root_stamp(&self, vm: VmUuid) -> Result<Option<Stamp>, DriverError> {
+    pub(super) async fn root_stamp(&self, vm: VmUuid) -> Result<Option<Stamp>, DriverError> {
         stamp_in(&self.root_folder(vm)).await
     }
 
@@ -146,19 +151,35 @@ impl ContainerRoots for FileStorage {
             }
         }
         let _renames = self.names.read().await;
+        let _turn = self.root_turns.take(vm).await;
         self.discard_root(vm, &folder).await?;
         match owner {
             Some(_) => Ok(()),
-            None => self.discard_root(vm, &self.root_named(vm, stash::STASH)).await,
+            None => {
+                self.discard_root(vm, &self.root_named(vm, stash::STASH)).await?;
+                self.root_turns.forget(vm);
+                Ok(())
+            }
         }
     }
 
+    async fn pack_root(
+        &self,
+        vm: VmUuid,
+        name: &str,
+        image_root: &Path,
+    ) -> Result<PackedRoot, DriverError> {
+        self.pack_root_snapshot(vm, name, image_root).await
+    }
+
     async fn stash_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
+        let _turn = self.root_turns.take(vm).await;
         let _renames = self.names.read().await;
         self.put_root_aside(vm, task).await
     }
 
     async fn restore_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
+        let _turn = self.root_turns.take(vm).await;
         let _renames = self.names.read().await;
         self.bring_root_back(vm, task).await
     }

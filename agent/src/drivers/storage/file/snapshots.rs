@@ -1,4 +1,4 @@
-//! Snapshots inside qcow2 files of a guest that does not run, through `qemu-img`.
+//! Snapshots inside qcow2 files of a guest that does not run, through `qemu-img`, and of roots.
 
 use std::path::Path;
 use std::time::Duration;
@@ -35,6 +35,8 @@ impl FileStorage {
                 found.push(VolumeSnapshot { volume, name });
             }
         }
+        let of_root = self.root_snapshots(vm).await?.into_iter();
+        found.extend(of_root.map(|name| VolumeSnapshot { volume: Role::Root, name }));
         Ok(found)
     }
 
@@ -64,7 +66,10 @@ impl FileStorage {
                 self.change("-c", name, &path).await?;
             }
         }
-        Ok(())
+        match of.contains(&Role::Root) && self.root_stamp(vm).await?.is_some() {
+            true => self.make_root_snapshot(vm, name).await,
+            false => Ok(()),
+        }
     }
 
     pub(super) async fn remove_snapshot(
@@ -78,7 +83,10 @@ impl FileStorage {
                 self.change("-d", name, &path).await?;
             }
         }
-        Ok(())
+        match from.contains(&Role::Root) {
+            true => self.remove_root_snapshot(vm, name).await,
+            false => Ok(()),
+        }
     }
 
     /// All disks have the snapshot, or none is touched. Variables that are younger stay.
@@ -91,10 +99,17 @@ impl FileStorage {
                 false => return Err(snapshot_not_found(vm, name)),
             }
         }
+        let has_root = self.root_stamp(vm).await?.is_some();
+        if has_root {
+            self.root_snapshot(vm, name).await?;
+        }
         for path in having {
             self.change("-a", name, &path).await?;
         }
-        Ok(())
+        match has_root {
+            true => self.roll_root_back(vm, name).await,
+            false => Ok(()),
+        }
     }
 
     async fn change(&self, flag: &str, name: &str, disk: &Path) -> Result<(), DriverError> {

@@ -7,7 +7,7 @@ use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 
 use super::Pools;
 use crate::drivers::DriverError;
-use crate::drivers::storage::ContainerRoots;
+use crate::drivers::storage::{ContainerRoots, PackedRoot};
 
 #[async_trait]
 impl ContainerRoots for Pools {
@@ -34,6 +34,15 @@ impl ContainerRoots for Pools {
 
     async fn destroy_root(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
         self.first.destroy_root(vm, owner).await
+    }
+
+    async fn pack_root(
+        &self,
+        vm: VmUuid,
+        name: &str,
+        image_root: &Path,
+    ) -> Result<PackedRoot, DriverError> {
+        self.first.pack_root(vm, name, image_root).await
     }
 
     async fn stash_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {

@@ -3,7 +3,7 @@
 
 use muster_shared::ids::{TaskId, VmUuid};
 
-use super::pool::{FRESH_DISK_BYTES, SimPool};
+use super::pool::{FRESH_DISK_BYTES, SIM_ROOT, SimPool};
 use crate::drivers::DriverError;
 use crate::drivers::storage::{
     Role, SnapshotPiece, check_piece, not_being_filled, snapshot_not_found,
@@ -25,6 +25,10 @@ impl SimPool {
             next: size_bytes,
         };
         let not_found = || snapshot_not_found(vm, name);
+        if volume == Role::Root {
+            let root = content.roots.get(&vm).filter(|root| root.packed.contains(name));
+            return root.map(|_| piece_of_root(from)).ok_or_else(not_found);
+        }
         let Role::Disk(index) = volume else {
             let names = content.firmware.get(&vm).ok_or_else(not_found)?;
             let has = names.iter().any(|known| known == name);
@@ -80,5 +84,16 @@ impl SimPool {
         if let Some(disk) = self.0.lock().disks.get_mut(&(vm, index)) {
             disk.filling = false;
         }
+    }
+}
+
+fn piece_of_root(from: u64) -> SnapshotPiece {
+    let at = usize::try_from(from).unwrap_or(usize::MAX).min(SIM_ROOT.len());
+    let size_bytes = u64::try_from(SIM_ROOT.len()).unwrap_or(u64::MAX);
+    SnapshotPiece {
+        size_bytes,
+        offset: from,
+        data: SIM_ROOT[at..].to_vec(),
+        next: size_bytes.max(from),
     }
 }

@@ -39,6 +39,26 @@ impl SimDisk {
     }
 }
 
+/// The root of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SimRoot {
+    pub(super) owner: TaskId,
+    pub(super) image: ImageUuid,
+    /// Names, the oldest first.
+    pub(super) snapshots: Vec<String>,
+    /// Those of them that are packed.
+    pub(super) packed: BTreeSet<String>,
+}
+
+/// What a simulated root holds once it is packed.
+pub(super) const SIM_ROOT: &[u8] = b"files of a simulated root";
+
+impl SimRoot {
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.snapshots.iter().any(|known| known == name)
+    }
+}
+
 /// An installed image of the simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimImage {
@@ -62,10 +82,10 @@ pub(super) struct Content {
     pub(super) copies: BTreeMap<VmUuid, Vec<u8>>,
     /// Packed disks, bytes, by the tasks that make images of them.
     packed: BTreeMap<TaskId, u64>,
-    /// Roots of containers, with their owners and images.
-    pub(super) roots: BTreeMap<VmUuid, (TaskId, ImageUuid)>,
+    /// Roots of containers.
+    pub(super) roots: BTreeMap<VmUuid, SimRoot>,
     /// Those put aside.
-    pub(super) stashed_roots: BTreeMap<VmUuid, (TaskId, ImageUuid)>,
+    pub(super) stashed_roots: BTreeMap<VmUuid, SimRoot>,
     /// Of the roots, what is put together.
     pub(super) mounted: BTreeSet<VmUuid>,
 }
@@ -93,8 +113,8 @@ impl Content {
             let Some(image) = disk.image else { continue };
             *bases.entry(image).or_default().entry(*vm).or_default() += 1;
         }
-        for (vm, (_, image)) in self.roots.iter().chain(&self.stashed_roots) {
-            *bases.entry(*image).or_default().entry(*vm).or_default() += 1;
+        for (vm, root) in self.roots.iter().chain(&self.stashed_roots) {
+            *bases.entry(root.image).or_default().entry(*vm).or_default() += 1;
         }
         bases
     }
@@ -150,7 +170,13 @@ impl SimPool {
     /// The task that made a VM's root.
     #[must_use]
     pub fn root_owner(&self, vm: VmUuid) -> Option<TaskId> {
-        self.0.lock().roots.get(&vm).map(|(owner, _)| owner.clone())
+        self.0.lock().roots.get(&vm).map(|root| root.owner.clone())
+    }
+
+    /// The snapshots of a VM's root, the oldest first.
+    #[must_use]
+    pub fn root_snapshots(&self, vm: VmUuid) -> Vec<String> {
+        self.0.lock().roots.get(&vm).map(|root| root.snapshots.clone()).unwrap_or_default()
     }
 
     /// How many roots are put aside.

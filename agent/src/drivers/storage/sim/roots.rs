@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::wire::Code;
+use sha2::{Digest as _, Sha256};
 
 use super::SimStorage;
+use super::pool::{SIM_ROOT, SimRoot};
 use crate::drivers::DriverError;
-use crate::drivers::storage::roots::{ContainerRoots, no_root, of_another};
+use crate::drivers::storage::roots::{ContainerRoots, PackedRoot, no_root, of_another};
+use crate::drivers::storage::snapshot_not_found;
 
 #[async_trait]
 impl ContainerRoots for SimStorage {
@@ -21,9 +24,14 @@ impl ContainerRoots for SimStorage {
     ) -> Result<(), DriverError> {
         let create = || {
             let mut content = self.pool.0.lock();
-            let made = (owner.clone(), image);
-            let found = content.roots.entry(vm).or_insert_with(|| made.clone());
-            if *found == made {
+            let made = || SimRoot {
+                owner: owner.clone(),
+                image,
+                snapshots: Vec::new(),
+                packed: BTreeSet::new(),
+            };
+            let found = content.roots.entry(vm).or_insert_with(made);
+            if found.owner == *owner {
                 return Ok(());
             }
             Err(DriverError::refused(Code::DatasetExists, format!("Dataset sim/{vm} exists.")))
@@ -32,7 +40,7 @@ impl ContainerRoots for SimStorage {
     }
 
     async fn root(&self, vm: VmUuid) -> Result<Option<ImageUuid>, DriverError> {
-        Ok(self.pool.0.lock().roots.get(&vm).map(|(_, image)| *image))
+        Ok(self.pool.0.lock().roots.get(&vm).map(|root| root.image))
     }
 
     async fn mount_root(&self, vm: VmUuid, _image_root: &Path) -> Result<PathBuf, DriverError> {
@@ -59,7 +67,7 @@ impl ContainerRoots for SimStorage {
         let destroy = || {
             let mut content = self.pool.0.lock();
             let is_it = |found: &TaskId| owner.is_none_or(|owner| owner == found);
-            if content.roots.get(&vm).is_some_and(|(found, _)| is_it(found)) {
+            if content.roots.get(&vm).is_some_and(|root| is_it(&root.owner)) {
                 content.roots.remove(&vm);
                 content.mounted.remove(&vm);
             }
@@ -71,10 +79,27 @@ impl ContainerRoots for SimStorage {
         self.faults.call("storage.destroy_root", destroy).await
     }
 
+    async fn pack_root(
+        &self,
+        vm: VmUuid,
+        name: &str,
+        _image_root: &Path,
+    ) -> Result<PackedRoot, DriverError> {
+        let pack = || {
+            let mut content = self.pool.0.lock();
+            let root = content.roots.get_mut(&vm).filter(|root| root.has(name));
+            let root = root.ok_or_else(|| snapshot_not_found(vm, name))?;
+            root.packed.insert(name.to_owned());
+            let size_bytes = u64::try_from(SIM_ROOT.len()).unwrap_or(0);
+            Ok(PackedRoot { size_bytes, sha256: hex::encode(Sha256::digest(SIM_ROOT)) })
+        };
+        self.faults.call("storage.pack_root", pack).await
+    }
+
     async fn stash_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
         let stash = || {
             let mut content = self.pool.0.lock();
-            if content.roots.get(&vm).is_some_and(|(owner, _)| owner != task) {
+            if content.roots.get(&vm).is_some_and(|root| root.owner != *task) {
                 let root = content.roots.remove(&vm);
                 content.mounted.remove(&vm);
                 content.stashed_roots.extend(root.map(|root| (vm, root)));
@@ -90,7 +115,7 @@ impl ContainerRoots for SimStorage {
             if !content.stashed_roots.contains_key(&vm) {
                 return Ok(());
             }
-            if content.roots.get(&vm).is_some_and(|(owner, _)| owner != task) {
+            if content.roots.get(&vm).is_some_and(|root| root.owner != *task) {
                 return Err(of_another(vm));
             }
             content.mounted.remove(&vm);

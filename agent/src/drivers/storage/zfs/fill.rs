@@ -96,6 +96,7 @@ impl ZfsStorage {
                 let size_bytes = size_bytes.next_multiple_of(BLOCK_BYTES);
                 self.pool.create_volume(&volume, size_bytes, properties).await?;
             }
+            (Role::Root, _) => return Err(not_being_filled(vm, role)),
             (Role::Disk(_), row)
                 if row.as_ref().and_then(|row| row.text(TASK)) != Some(owner.as_str()) =>
             {

@@ -157,7 +157,7 @@ impl Storage for ZfsStorage {
     async fn disks(&self, vm: VmUuid) -> Result<Vec<Disk>, DriverError> {
         let disk = |(role, row)| match role {
             Role::Disk(index) => Some(self.disk_of(vm, index, &row)),
-            Role::Firmware => None,
+            Role::Firmware | Role::Root => None,
         };
         Ok(self.of_vm(vm).await?.into_iter().filter_map(disk).collect())
     }

@@ -58,6 +58,8 @@ impl Names {
         let name = match place.role {
             Role::Disk(index) => format!("disk{index}"),
             Role::Firmware => FIRMWARE.to_owned(),
+            // No storage of this kind has any.
+            Role::Root => "root".to_owned(),
         };
         let state = match place.state {
             State::InPlace => "",

@@ -1,0 +1,95 @@
+//! Roots of containers on files: what is in their folders, whatever a crash leaves there.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::super::conformance::{check_code, image, task, vm};
+use super::super::{ContainerRoots as _, Role, Storage as _};
+use super::Node;
+use crate::host::FakeExec;
+
+/// A node with the root of VM 1; nobody runs a program for it.
+struct Rooted {
+    node: Node,
+    storage: super::FileStorage,
+}
+
+impl Rooted {
+    async fn new() -> Self {
+        let node = Node::new().await;
+        let storage = node.file(Arc::new(FakeExec::default()) as _).await;
+        storage.create_root(vm(1), image(), &task("one")).await.unwrap();
+        Self { node, storage }
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.node.folder.path().join("roots").join(vm(1).to_string()).join(path)
+    }
+
+    fn write(&self, text: &str) {
+        std::fs::write(self.at("upper/file"), text).unwrap();
+    }
+
+    fn read(&self) -> String {
+        std::fs::read_to_string(self.at("upper/file")).unwrap()
+    }
+
+    async fn take(&self, name: &str) {
+        self.storage.create_snapshot(vm(1), name, &[Role::Root]).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_rollback_brings_the_files_back_and_what_came_since_goes() {
+    let rooted = Rooted::new().await;
+    rooted.write("first");
+    rooted.take("vmsnap-a").await;
+    rooted.write("second");
+    std::fs::create_dir(rooted.at("upper/since")).unwrap();
+    rooted.take("vmsnap-b").await;
+    std::fs::create_dir(rooted.at("work/work")).unwrap();
+    for (name, wanted, since) in [("vmsnap-a", "first", false), ("vmsnap-b", "second", true)] {
+        rooted.storage.roll_back(vm(1), name).await.unwrap();
+        assert_eq!((rooted.read().as_str(), rooted.at("upper/since").exists()), (wanted, since));
+        // What is written now is not written to the snapshot.
+        rooted.write("other");
+    }
+    assert!(!rooted.at("work/work").exists() && rooted.at("work").exists());
+}
+
+#[tokio::test]
+async fn what_a_crash_left_of_a_copy_is_no_snapshot_and_in_nobodys_way() {
+    let rooted = Rooted::new().await;
+    rooted.write("first");
+    for half in ["snapshots/.copy.tmp/x", "snapshots/.going.tmp/x", ".copy.tmp/x", ".going.tmp/x"] {
+        std::fs::create_dir_all(rooted.at(half)).unwrap();
+    }
+    assert_eq!(rooted.storage.snapshots(vm(1)).await.unwrap(), []);
+    rooted.take("vmsnap-a").await;
+    rooted.storage.roll_back(vm(1), "vmsnap-a").await.unwrap();
+    rooted.storage.delete_snapshot(vm(1), "vmsnap-a", &[Role::Root]).await.unwrap();
+    let left: Vec<_> = std::fs::read_dir(rooted.at("snapshots")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    rooted.take("vmsnap-a").await;
+    // Between the two renames of a rollback there is no upper folder.
+    std::fs::rename(rooted.at("upper"), rooted.at(".going.tmp")).unwrap();
+    rooted.storage.roll_back(vm(1), "vmsnap-a").await.unwrap();
+    assert_eq!(rooted.read(), "first");
+    assert!(!rooted.at(".going.tmp").exists() && !rooted.at(".copy.tmp").exists());
+}
+
+#[tokio::test]
+async fn what_a_crash_left_of_a_root_goes_with_its_task() {
+    let rooted = Rooted::new().await;
+    rooted.storage.destroy_root(vm(1), Some(&task("one"))).await.unwrap();
+    std::fs::create_dir_all(rooted.at("")).unwrap();
+    rooted.storage.destroy_root(vm(1), Some(&task("one"))).await.unwrap();
+    assert_eq!(rooted.storage.rooted().await.unwrap(), []);
+    // With files and no stamp nobody can tell whose they are.
+    std::fs::create_dir_all(rooted.at("upper")).unwrap();
+    rooted.storage.destroy_root(vm(1), Some(&task("one"))).await.unwrap();
+    assert_eq!(rooted.storage.rooted().await.unwrap(), [vm(1)]);
+    rooted.storage.destroy_root(vm(1), None).await.unwrap();
+    assert_eq!(rooted.storage.rooted().await.unwrap(), []);
+    check_code(&rooted.storage.mount_root(vm(1), "/nowhere".as_ref()).await, "DatasetNotFound");
+}
