@@ -17,9 +17,9 @@ use crate::own_network::run;
 /// Longest wait for the monitors of containers that were killed.
 const END: Duration = Duration::from_secs(10);
 /// What the shell of the image finds.
-const APPLETS: [&str; 16] = [
-    "cat", "dd", "echo", "env", "head", "hostname", "httpd", "id", "ip", "ls", "ps", "sh", "sleep",
-    "stty", "true", "wget",
+const APPLETS: [&str; 19] = [
+    "cat", "dd", "echo", "env", "head", "hostname", "httpd", "id", "ip", "ln", "ls", "mkdir", "ps",
+    "rm", "sh", "sleep", "stty", "true", "wget",
 ];
 
 /// Whether this machine can run containers; says what is missing.

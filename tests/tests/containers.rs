@@ -245,6 +245,53 @@ async fn a_reprovisioned_container_has_the_files_of_its_image_and_its_own_addres
 }
 
 #[tokio::test]
+async fn a_snapshot_of_a_container_that_writes_is_gone_back_to() {
+    let Some(world) = World::new().await else { return };
+    // It writes all the time: two files that are equal whenever it is held still between two writes.
+    let writer = "i=0; while :; do i=$((i+1)); echo $i > /tmp/a; echo $i > /tmp/b; done & ";
+    let cmd = json!([format!("{writer}{SERVER}")]).to_string();
+    let vm = world.create(&json!({ "internal_metadata": { "docker:cmd": cmd } })).await;
+    shows(ADDRESS).await;
+    let inside =
+        async |script: &str| container::inside(world.vm(&vm).await["pid"].as_u64(), script);
+    let count = async || -> u64 {
+        wait_for("it writes", LONG, || async {
+            inside("cat /tmp/a").await.trim().parse().map_err(|error| format!("{error}"))
+        })
+        .await
+    };
+    inside("echo before > /www/index.html; ln /www/index.html /www/same; rm /etc/group").await;
+    let snapshots = world.path(&vm, "/snapshots");
+    let asked = world.client.put(&snapshots, &json!({ "snapshot_name": "a" })).await.expect(200);
+    let done = world.client.complete_task(asked["id"].as_str().expect("a task"), 120).await;
+    assert_eq!(done["vm"]["snapshots"][0]["name"], "a", "{done:#}");
+    let taken = count().await;
+    wait_for("it goes on", LONG, || async {
+        let now = count().await;
+        if now > taken { Ok(()) } else { Err(now.to_string()) }
+    })
+    .await;
+    inside("echo after > /www/index.html; echo new > /www/new; mkdir /etc/group").await;
+    assert_eq!(shows(ADDRESS).await, "after");
+
+    let path = world.path(&vm, "/snapshots/a/rollback");
+    let asked = world.client.put(&path, &json!({})).await.expect(200);
+    let done = world.client.complete_task(asked["id"].as_str().expect("a task"), 120).await;
+    assert_eq!(done["vm"]["state"], "running", "{done:#}");
+    assert_eq!(shows(ADDRESS).await, "before");
+    assert_eq!(inside("ls /www").await, "index.html\nsame\n");
+    assert_eq!(inside("echo linked > /www/same; cat /www/index.html").await, "linked\n");
+    assert_eq!(inside("ls /etc").await, "hostname\nhosts\npasswd\nresolv.conf\n");
+
+    let asked = world.client.delete(&world.path(&vm, "/snapshots/a")).await.expect(200);
+    world.client.complete_task(asked["id"].as_str().expect("a task"), 120).await;
+    let left = std::fs::read_dir(world.agent.data_dir().join("roots").join(&vm).join("snapshots"));
+    assert_eq!(left.expect("a folder").count(), 0);
+    world.destroy(&vm).await;
+    assert_eq!(world.traces(&vm), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn what_a_container_can_not_have_is_refused_and_leaves_nothing() {
     let Some(world) = World::new().await else { return };
     let refused = async |more: Value, code: &str, named: &str| {

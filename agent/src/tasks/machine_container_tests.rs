@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::Params;
-use super::machine_change_tests::code;
+use super::machine_change_tests::{code, snapshot};
+use super::machine_snapshot_tests::names;
 use super::machine_tests::{CONTAINER_IMAGE, Host, IMAGE, act, params, run, run_with_crash, uuid};
 use crate::drivers::faults::Fault;
 use crate::node::Drivers;
@@ -98,4 +99,75 @@ async fn a_reprovision_that_fails_anywhere_leaves_a_whole_container() {
         }
     }
     assert!(failed > 10, "only {failed} failed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshots_of_a_root_are_taken_gone_back_to_and_deleted() {
+    let host = Host::of_containers();
+    let drivers = one_container(&host).await;
+    for name in ["a", "b", "c"] {
+        act(&host, &drivers, "machine_create_snapshot", snapshot(name)).await.unwrap();
+    }
+    let frozen = json!({ "snapshot_name": "d", "quiesce": "guest" });
+    assert_eq!(code(&host, &drivers, "machine_create_snapshot", frozen).await, "NotSupported");
+    let missing = code(&host, &drivers, "machine_rollback_snapshot", snapshot("x")).await;
+    assert_eq!(missing, "SnapshotNotFound");
+    let rolled = act(&host, &drivers, "machine_rollback_snapshot", snapshot("b")).await.unwrap();
+    assert_eq!(names(&rolled["vm"]), ["b", "a"]);
+    assert_eq!((&rolled["vm"]["state"], host.guests.starts(uuid())), (&json!("running"), 2));
+    act(&host, &drivers, "machine_delete_snapshot", snapshot("a")).await.unwrap();
+    assert_eq!(host.pool.root_snapshots(uuid()), ["vmsnap-b"]);
+    let image = json!({ "image_uuid": CONTAINER_IMAGE });
+    let done = act(&host, &drivers, "machine_reprovision", image).await.unwrap();
+    assert_eq!((&done["lost_snapshots"], &done["vm"]["snapshots"]), (&json!(["b"]), &json!([])));
+    act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
+    act(&host, &drivers, "machine_create_snapshot", snapshot("a")).await.unwrap();
+    let rolled = act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await.unwrap();
+    assert_eq!(rolled["vm"]["state"], "stopped");
+}
+
+/// Held still while it is copied, and then as before; also when the agent dies anywhere in between.
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_holds_a_container_still_and_lets_it_go_on() {
+    for (signal, running) in [("STOP", false), ("CONT", true)] {
+        for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
+            let host = Host::of_containers();
+            let drivers = one_container(&host).await;
+            act(&host, &drivers, "machine_kill", json!({ "signal": signal })).await.unwrap();
+            let kind = "machine_create_snapshot";
+            if !run_with_crash(&host, kind, &params(snapshot("a")), step, done).await {
+                break;
+            }
+            let info = drivers.compute.info(uuid(), &["status".to_owned()]).await.unwrap();
+            assert_eq!(info["status"]["running"], running, "step {step}, done {done}");
+            assert_eq!(host.pool.root_snapshots(uuid()), ["vmsnap-a"], "step {step}, done {done}");
+        }
+        let host = Host::of_containers();
+        let drivers = one_container(&host).await;
+        act(&host, &drivers, "machine_kill", json!({ "signal": signal })).await.unwrap();
+        let signals = host.faults.calls("compute.signal");
+        host.faults.fail_nth("storage.create_snapshot", 1, Fault::before());
+        act(&host, &drivers, "machine_create_snapshot", snapshot("a")).await.unwrap_err();
+        let info = drivers.compute.info(uuid(), &["status".to_owned()]).await.unwrap();
+        assert_eq!(info["status"]["running"], running, "failed");
+        assert_eq!(host.faults.calls("compute.signal") > signals, running, "it was held still");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rollback_goes_on_after_a_crash_at_any_step() {
+    for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
+        let host = Host::of_containers();
+        let drivers = one_container(&host).await;
+        for name in ["a", "b"] {
+            act(&host, &drivers, "machine_create_snapshot", snapshot(name)).await.unwrap();
+        }
+        let kind = "machine_rollback_snapshot";
+        if !run_with_crash(&host, kind, &params(snapshot("a")), step, done).await {
+            break;
+        }
+        let vm = host.agent("boot-1").await.vms.object(uuid(), true).unwrap();
+        assert_eq!((&vm["state"], names(&vm)), (&json!("running"), vec!["a"]), "{step}, {done}");
+        assert_eq!(host.pool.root_snapshots(uuid()), ["vmsnap-a"], "step {step}, done {done}");
+    }
 }

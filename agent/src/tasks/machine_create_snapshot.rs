@@ -1,4 +1,5 @@
-//! `machine_create_snapshot`: all disks of a VM as they are at one moment, also while it runs.
+//! `machine_create_snapshot`: all disks of a VM, or the root of a container, as they are at one moment, also
+//! while it runs.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::time::sleep;
 
+use super::container;
 use super::machine::{self, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure, snapshot};
@@ -32,7 +34,7 @@ const THAW_PATIENCE: Duration = Duration::from_secs(60);
 const THAW_PAUSE: Duration = Duration::from_secs(2);
 
 /// The kind; parameters `uuid`, `snapshot_name`, `quiesce` (`none`; `pause`: the guest's CPUs stand
-/// still meanwhile; `guest`: its file systems do), `expires_s` (after so many seconds the agent
+/// still meanwhile, as the processes of containers always do; `guest`: its file systems do), `expires_s` (after so many seconds the agent
 /// deletes it).
 #[derive(Debug)]
 pub struct MachineCreateSnapshot;
@@ -57,7 +59,8 @@ impl Handler for MachineCreateSnapshot {
         let name = snapshot::name(params)?;
         let quiesce = quiesce(params)?;
         let expires_s = expires_s(params)?;
-        let (pauses, freezes) = (quiesce == Quiesce::Pause, quiesce == Quiesce::Guest);
+        // Containers are always held still: their root is copied file by file.
+        let (pauses, freezes) = (quiesce != Quiesce::Guest, quiesce == Quiesce::Guest);
         let plan =
             Plan::of(vec![Lock::Vm(vm)], TakeSnapshot { vm, name, quiesce, expires_s }, STEPS);
         let plan = plan.only_if(pauses, "pause").only_if(pauses, "resume");
@@ -131,17 +134,22 @@ impl TakeSnapshot {
     async fn reserve(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         machine::usable(OPERATION, &record)?;
-        machine::must_be_hardware(OPERATION, &record)?;
+        let is_container = record.is_container();
         match self.quiesce {
-            Quiesce::None => {}
+            Quiesce::None if !is_container => ctx.note(&Notes::default())?,
+            Quiesce::Guest if is_container => return Err(self.no_guest_agent()),
             // A step before the pause: after a crash in between it could not be told who paused it.
-            Quiesce::Pause => ctx.note(&Notes { goes_on: self.is_going(ctx).await? })?,
+            Quiesce::None | Quiesce::Pause => {
+                ctx.note(&Notes { goes_on: self.is_going(ctx).await? })?
+            }
             Quiesce::Guest => ctx.note(&Notes { goes_on: self.can_freeze(ctx).await? })?,
         }
         if self.is_ours(ctx) {
             return Ok(());
         }
-        if machine::disks(ctx, OPERATION, &record).await?.is_empty() {
+        if is_container {
+            container::must_have_root(ctx, OPERATION, self.vm).await?;
+        } else if machine::disks(ctx, OPERATION, &record).await?.is_empty() {
             let text = format!("{OPERATION} error: VM {} has no disks", self.vm);
             return Err(refuse(Code::DatasetNotFound, text));
         }
@@ -183,6 +191,15 @@ impl TakeSnapshot {
         };
         ctx.drivers.vms.update(self.vm, reserve).await?;
         Ok(())
+    }
+
+    fn no_guest_agent(&self) -> TaskFailure {
+        let text = format!(
+            "{OPERATION} error: VM {} is a container, in which no guest agent freezes file systems: \
+             without quiesce its processes are held still meanwhile",
+            self.vm
+        );
+        refuse(Code::NotSupported, text)
     }
 
     /// Whether the guest's CPUs run.

@@ -1,5 +1,5 @@
-//! `machine_rollback_snapshot`: gives a VM's disks the content of a snapshot. Newer snapshots go;
-//! a VM that ran is stopped first and started again. Nothing is touched before every disk is known
+//! `machine_rollback_snapshot`: gives a VM's disks, or a container's root, the content of a snapshot.
+//! Newer snapshots go; a VM that ran is stopped first and started again. Nothing is touched before every disk is known
 //! to have the snapshot. Once the disks are begun with it only goes forward: the agent tries by itself
 //! until all of them got there, and does not start the VM before.
 
@@ -69,7 +69,6 @@ impl Rollback {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         let mended = VmRecord { rolling_back_to: None, ..record.clone() };
         machine::usable(OPERATION, &mended)?;
-        machine::must_be_hardware(OPERATION, &mended)?;
         let place = record.snapshots.iter().position(|s| s.name == self.name && s.complete);
         let place = place.ok_or_else(|| snapshot::not_found(OPERATION, self.vm, &self.name))?;
         snapshot::on_every_disk(ctx, OPERATION, &record, &self.name).await?;

@@ -96,6 +96,10 @@ pub(super) async fn on_every_disk(
     let vm = record.uuid;
     let disks = machine::disks(ctx, operation, record).await?;
     let having = having(ctx, vm, &on_disk(name)).await.map_err(in_words_of(operation))?;
+    if record.is_container() && !having.contains(&Role::Root) {
+        let text = format!("{operation} error: the root of VM {vm} has no snapshot \"{name}\"");
+        return Err(refuse(Code::SnapshotNotFound, text));
+    }
     let has = |disk: &Disk| having.contains(&Role::Disk(disk.index));
     let Some(lacking) = disks.iter().find(|disk| !has(disk)) else {
         return Ok(());
