@@ -17,9 +17,9 @@ use crate::own_network::run;
 /// Longest wait for the monitors of containers that were killed.
 const END: Duration = Duration::from_secs(10);
 /// What the shell of the image finds.
-const APPLETS: [&str; 19] = [
-    "cat", "dd", "echo", "env", "head", "hostname", "httpd", "id", "ip", "ln", "ls", "mkdir", "ps",
-    "rm", "sh", "sleep", "stty", "true", "wget",
+const APPLETS: [&str; 23] = [
+    "cat", "chmod", "chown", "cut", "dd", "echo", "env", "head", "hostname", "httpd", "id", "ip",
+    "ln", "ls", "mkdir", "ps", "rm", "sh", "sleep", "stty", "tr", "true", "wget",
 ];
 
 /// Whether this machine can run containers; says what is missing.
@@ -102,7 +102,6 @@ fn archive(config: &Value) -> Vec<u8> {
 ///
 /// # Panics
 /// If there is none, or the script fails.
-#[must_use]
 pub fn inside(pid: Option<u64>, script: &str) -> String {
     let pid = pid.expect("it runs").to_string();
     let words = ["--target", &pid, "--all", "--root", "--wd=/", "/bin/sh", "-c", script];

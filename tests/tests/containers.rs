@@ -292,6 +292,43 @@ async fn a_snapshot_of_a_container_that_writes_is_gone_back_to() {
 }
 
 #[tokio::test]
+async fn an_image_of_a_container_makes_others_with_its_files() {
+    let Some(world) = World::new().await else { return };
+    let vm = world.create(&json!({})).await;
+    shows(ADDRESS).await;
+    let first = world.vm(&vm).await;
+    let script = "echo made > /www/index.html; ln /www/index.html /www/same; rm /etc/group; \
+                  mkdir -m 1777 /srv; echo run > /srv/tool; chown 33 /srv/tool; chmod 4755 /srv/tool; \
+                  ln -s /srv/tool /srv/link";
+    container::inside(first["pid"].as_u64(), script);
+    world.task(&world.path(&vm, "/stop"), &json!({})).await;
+    let wanted = json!({ "compression": "zstd", "manifest": { "name": "web", "version": "2" } });
+    let made = world.task(&world.path(&vm, "/images"), &wanted).await;
+    let image = made["image_uuid"].as_str().expect("an image").to_owned();
+    assert_eq!(made["manifest"]["files"][0]["format"], "docker-archive", "{made:#}");
+    let roots = world.agent.data_dir().join("roots").join(&vm);
+    for left in ["snapshots", "packs"] {
+        assert_eq!(std::fs::read_dir(roots.join(left)).expect("a folder").count(), 0, "{left}");
+    }
+    world.destroy(&vm).await;
+
+    let manifest = world.client.get(&format!("/images/{image}")).await.expect(200);
+    let other = world.create(&json!({ "image_uuid": image, "image": manifest })).await;
+    assert_eq!(shows(ADDRESS).await, "made", "its program is that of the first image");
+    let pid = world.vm(&other).await["pid"].as_u64();
+    let listed =
+        container::inside(pid, "ls /etc; ls -ln /srv /www | tr -s ' ' | cut -d ' ' -f 1-4,9-");
+    assert!(listed.starts_with("hostname\nhosts\npasswd\nresolv.conf\n"), "{listed}");
+    assert!(listed.contains("-rwsr-xr-x 1 33 0 tool"), "{listed}");
+    assert!(listed.contains("link -> /srv/tool"), "{listed}");
+    assert!(listed.contains("-rw-r--r-- 2 0 0 same"), "{listed}");
+    world.destroy(&other).await;
+    for vm in [vm, other] {
+        assert_eq!(world.traces(&vm), Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
 async fn what_a_container_can_not_have_is_refused_and_leaves_nothing() {
     let Some(world) = World::new().await else { return };
     let refused = async |more: Value, code: &str, named: &str| {

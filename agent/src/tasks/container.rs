@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use super::machine::{self, MadeOf, failed, refuse};
 use super::{TaskContext, TaskFailure};
 use crate::drivers::compute::Abilities;
+use crate::drivers::images::ContainerImage;
 use crate::drivers::storage;
 use crate::vms::payload;
 
@@ -49,4 +50,15 @@ pub(super) async fn must_have_root(
     let failed = failed(operation);
     let image = ctx.drivers.storage.root(vm).await.map_err(&failed)?;
     image.ok_or_else(|| failed(storage::no_root(vm)))
+}
+
+/// The image of containers that a root was made from.
+pub(super) async fn installed(
+    ctx: &TaskContext,
+    operation: &'static str,
+    image: ImageUuid,
+) -> Result<ContainerImage, TaskFailure> {
+    let failed = failed(operation);
+    let found = ctx.drivers.images.container(image).await.map_err(&failed)?;
+    found.ok_or_else(|| failed(storage::image_not_installed(image)))
 }

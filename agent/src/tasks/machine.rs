@@ -12,7 +12,7 @@ use super::{Params, Queue, TaskContext, TaskFailure, container};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Activity, ContainerRoot, GuestSignal, Resources};
 use crate::drivers::network::{Attached, Backend, Nic};
-use crate::drivers::storage::{self, Disk, Variables};
+use crate::drivers::storage::{Disk, Variables};
 use crate::vm_record::disks::{numbered, numbers};
 use crate::vms::restart::{Power, Restarts};
 use crate::vms::told::told;
@@ -367,8 +367,7 @@ async fn container_root(
     }
     let (drivers, vm, failed) = (&ctx.drivers, record.uuid, failed(operation));
     let image = container::must_have_root(ctx, operation, vm).await?;
-    let found = drivers.images.container(image).await.map_err(&failed)?;
-    let found = found.ok_or_else(|| failed(storage::image_not_installed(image)))?;
+    let found = container::installed(ctx, operation, image).await?;
     let path = drivers.storage.mount_root(vm, &found.root).await.map_err(&failed)?;
     Ok(Some(ContainerRoot { path, runtime: found.runtime }))
 }

@@ -171,3 +171,25 @@ async fn a_rollback_goes_on_after_a_crash_at_any_step() {
         assert_eq!(host.pool.root_snapshots(uuid()), ["vmsnap-a"], "step {step}, done {done}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_container_becomes_an_image_of_containers_and_is_as_before() {
+    let host = Host::of_containers();
+    let drivers = one_container(&host).await;
+    let wanted =
+        || json!({ "compression": "gzip", "manifest": { "name": "made", "version": "1" } });
+    let kind = "machine_create_image";
+    assert_eq!(code(&host, &drivers, kind, wanted()).await, "VmNotStopped");
+    act(&host, &drivers, "machine_shutdown", json!({ "force": true })).await.unwrap();
+    let before = host.content();
+    let made = act(&host, &drivers, kind, wanted()).await.unwrap();
+    let manifest = &made["manifest"];
+    assert_eq!((&manifest["type"], &manifest["os"]), (&json!("docker"), &json!("linux")));
+    assert_eq!(manifest["files"][0]["format"], "docker-archive");
+    assert!(manifest.get("image_size").is_none(), "{manifest}");
+    assert_eq!((host.content(), host.pool.packed_count()), (before, 0));
+    assert_eq!(host.pool.root_snapshots(uuid()), Vec::<String>::new());
+    host.faults.fail_nth("storage.pack_root", 1, Fault::after());
+    act(&host, &drivers, kind, wanted()).await.unwrap_err();
+    assert_eq!(host.pool.root_snapshots(uuid()), Vec::<String>::new());
+}

@@ -1,6 +1,7 @@
-//! `machine_create_image`: publishes the boot disk of a VM that is stopped as an image.
+//! `machine_create_image`: publishes the boot disk of a VM that is stopped, or the files of a container, as
+//! an image.
 //!
-//! The disk is read from a snapshot that is taken for it. Nothing else of the VM is touched, so
+//! They are read from a snapshot that is taken for it. Nothing else of the VM is touched, so
 //! that there is nothing to be rolled back: an undo removes the image, the packed file and the
 //! snapshot.
 
@@ -16,6 +17,8 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use url::Url;
 
+use super::container;
+use super::container_image::Archive;
 use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
@@ -23,7 +26,7 @@ use crate::drivers::DriverError;
 use crate::drivers::images::manifest::Compression;
 use crate::drivers::images::pack::{DiskBytes, DiskSource, Packed};
 use crate::drivers::images::publish::{Publication, TASK_TAG};
-use crate::drivers::storage::{Role, SnapshotPiece, Storage};
+use crate::drivers::storage::{self, Role, SnapshotPiece, Storage};
 use crate::vm_record::disks::numbered;
 use crate::vms::{VmRecord, payload};
 
@@ -135,20 +138,31 @@ struct Make {
 struct Notes {
     image: ImageUuid,
     manifest: Value,
-    /// The number of the disk.
+    /// The number of the disk; that of a container's root has no meaning.
     disk: u32,
+    /// What a container was made from.
+    #[serde(default)]
+    root_of: Option<ImageUuid>,
     #[serde(default)]
     packed: Option<Packed>,
+}
+
+impl Notes {
+    fn volume(&self) -> Role {
+        if self.root_of.is_some() { Role::Root } else { Role::Disk(self.disk) }
+    }
 }
 
 impl Make {
     async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         machine::usable(OPERATION, &record)?;
-        machine::must_be_hardware(OPERATION, &record)?;
         if machine::runs(ctx, self.vm).await? {
             let text = format!("{OPERATION} error: VM {} is not stopped", self.vm);
             return Err(refuse(Code::VmNotStopped, text));
+        }
+        if record.is_container() {
+            return self.check_container(ctx, &record).await;
         }
         let disks = machine::disks(ctx, OPERATION, &record).await?;
         let number = boot_disk(&record);
@@ -161,17 +175,31 @@ impl Make {
             None => None,
         };
         let origin = origin.map(|installed| installed.manifest);
-        let (image, manifest) = self.manifest_of(ctx, &record, origin.as_ref(), disk.size_bytes)?;
-        ctx.note(&Notes { image, manifest, disk: disk.index, packed: None })
+        let (image, mut manifest) = self.manifest_of(ctx, &record, origin.as_ref(), "zvol")?;
+        manifest["image_size"] = json!(disk.size_bytes.div_ceil(MIB));
+        manifest["files"] = json!([{ "format": "raw" }]);
+        ctx.note(&Notes { image, manifest, disk: disk.index, root_of: None, packed: None })
     }
 
-    /// What is published, complete.
+    async fn check_container(
+        &self,
+        ctx: &TaskContext,
+        record: &VmRecord,
+    ) -> Result<(), TaskFailure> {
+        let origin = container::must_have_root(ctx, OPERATION, self.vm).await?;
+        let made_from = container::installed(ctx, OPERATION, origin).await?.manifest;
+        let (image, mut manifest) = self.manifest_of(ctx, record, Some(&made_from), "docker")?;
+        manifest["files"] = json!([{ "format": "docker-archive" }]);
+        ctx.note(&Notes { image, manifest, disk: 0, root_of: Some(origin), packed: None })
+    }
+
+    /// What is published, but for what its file is.
     fn manifest_of(
         &self,
         ctx: &TaskContext,
         record: &VmRecord,
         origin: Option<&Value>,
-        size_bytes: u64,
+        kind: &str,
     ) -> Result<(ImageUuid, Value), TaskFailure> {
         let mut manifest = self.manifest.clone();
         let image: ImageUuid = match manifest.get("uuid").filter(|uuid| !uuid.is_null()) {
@@ -191,14 +219,12 @@ impl Make {
                 manifest.entry(name).or_insert_with(|| json!(value));
             }
         }
-        manifest.entry("type").or_insert(json!("zvol"));
+        manifest.entry("type").or_insert(json!(kind));
         manifest.entry("os").or_insert(json!("linux"));
         manifest.insert("v".to_owned(), json!(2));
         manifest.insert("uuid".to_owned(), json!(image));
-        manifest.insert("image_size".to_owned(), json!(size_bytes.div_ceil(MIB)));
-        manifest.insert("files".to_owned(), json!([{ "format": "raw" }]));
         // A full image builds on nothing.
-        for name in ["origin", "state", "published_at"] {
+        for name in ["origin", "state", "published_at", "image_size"] {
             manifest.shift_remove(name);
         }
         match manifest.entry("tags").or_insert(json!({})) {
@@ -211,7 +237,7 @@ impl Make {
     }
 
     async fn snapshot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let disk = [Role::Disk(ctx.notes::<Notes>()?.disk)];
+        let disk = [ctx.notes::<Notes>()?.volume()];
         let name = snapshot_name(ctx);
         let taken = ctx.drivers.storage.create_snapshot(self.vm, &name, &disk).await;
         taken.map_err(failed(OPERATION))
@@ -220,7 +246,7 @@ impl Make {
     async fn drop_snapshot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         // Without notes there is none.
         let Ok(notes) = ctx.notes::<Notes>() else { return Ok(()) };
-        let (name, disk) = (snapshot_name(ctx), [Role::Disk(notes.disk)]);
+        let (name, disk) = (snapshot_name(ctx), [notes.volume()]);
         let dropped = ctx.drivers.storage.delete_snapshot(self.vm, &name, &disk).await;
         dropped.map_err(failed(OPERATION))
     }
@@ -230,18 +256,42 @@ impl Make {
         let mut disk = Disk {
             storage: ctx.drivers.storage.as_ref(),
             vm: self.vm,
-            volume: Role::Disk(notes.disk),
+            volume: notes.volume(),
             snapshot: snapshot_name(ctx),
             at: 0,
             ready: Vec::new(),
             progress: &|percent: u8| ctx.progress(10 + percent / 10 * 6),
         };
-        let packing = ctx.drivers.images.pack(&ctx.task_id, self.compression, &mut disk);
+        let packing = async {
+            let images = &ctx.drivers.images;
+            match notes.root_of {
+                None => images.pack(&ctx.task_id, self.compression, &mut disk).await,
+                Some(origin) => {
+                    let mut archive = self.archive(ctx, origin, &mut disk).await?;
+                    images.pack(&ctx.task_id, self.compression, &mut archive).await
+                }
+            }
+        };
         let packed = match ctx.cancelled.run_until_cancelled(packing).await {
             Some(packed) => packed.map_err(failed(OPERATION))?,
             None => return Err(cancelled()),
         };
         ctx.note(&Notes { packed: Some(packed), ..notes })
+    }
+
+    /// What is packed of a container.
+    async fn archive<'a>(
+        &self,
+        ctx: &TaskContext,
+        origin: ImageUuid,
+        layer: &'a mut Disk<'_>,
+    ) -> Result<Archive<'a>, DriverError> {
+        let found = ctx.drivers.images.container(origin).await?;
+        let found = found.ok_or_else(|| storage::image_not_installed(origin))?;
+        let storage = &ctx.drivers.storage;
+        let packed = storage.pack_root(self.vm, &snapshot_name(ctx), &found.root).await?;
+        Archive::new(layer, &packed, &found.runtime)
+            .map_err(|error| DriverError::failed("describe an image", error))
     }
 
     async fn drop_packed(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {

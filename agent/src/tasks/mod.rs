@@ -8,6 +8,7 @@ mod admission;
 pub mod agents_uninstall;
 pub mod command_execute;
 mod container;
+mod container_image;
 mod control;
 pub mod docker_copy;
 pub mod docker_exec;
