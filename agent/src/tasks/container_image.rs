@@ -53,6 +53,9 @@ impl<'a> Archive<'a> {
 fn header(size_bytes: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
     header.set_size(size_bytes);
     header
 }

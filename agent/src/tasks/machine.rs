@@ -372,21 +372,6 @@ async fn container_root(
     Ok(Some(ContainerRoot { path, runtime: found.runtime }))
 }
 
-/// Refuses what can't be done with containers yet.
-pub(super) fn must_be_hardware(
-    operation: &'static str,
-    record: &VmRecord,
-) -> Result<(), TaskFailure> {
-    if !record.is_container() {
-        return Ok(());
-    }
-    let text = format!(
-        "{operation} error: VM {} is a container, for which this is not done yet",
-        record.uuid
-    );
-    Err(refuse(Code::NotSupported, text))
-}
-
 /// Time a guest has to shut down whose client names none.
 pub(super) fn stop_timeout(record: &VmRecord) -> Duration {
     match (record.is_container(), record.is_docker()) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Params;
 use super::machine_change_tests::{code, snapshot};
@@ -192,4 +192,43 @@ async fn a_stopped_container_becomes_an_image_of_containers_and_is_as_before() {
     host.faults.fail_nth("storage.pack_root", 1, Fault::after());
     act(&host, &drivers, kind, wanted()).await.unwrap_err();
     assert_eq!(host.pool.root_snapshots(uuid()), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_is_exported_and_imported_with_its_root() {
+    let host = Host::of_containers();
+    let drivers = one_container(&host).await;
+    act(&host, &drivers, "machine_create_snapshot", snapshot("a")).await.unwrap();
+    let export = act(&host, &drivers, "machine_export", snapshot("a")).await.unwrap();
+    let size = export["volumes"][0]["size_bytes"].clone();
+    assert_eq!(export["volumes"], json!([{ "role": "root", "size_bytes": size, "number": 0 }]));
+    assert_eq!(export["vm"]["image_uuid"], CONTAINER_IMAGE);
+    let read = json!({ "snapshot_name": "a", "offset": 6 });
+    let piece = act(&host, &drivers, "machine_export_read", read).await.unwrap();
+    assert_eq!((&piece["offset"], &piece["next"]), (&json!(6), &size));
+    act(&host, &drivers, "machine_destroy", json!({})).await.unwrap();
+
+    let import = |volumes: Value| {
+        let mut params = Value::Object(container_params());
+        params["import"] = json!({ "export": "one", "volumes": volumes });
+        params
+    };
+    let disk = json!([{ "role": "disk", "index": 0, "size_bytes": 8 }]);
+    let both = json!([disk[0], { "role": "root", "size_bytes": 8 }]);
+    for bad in [disk, both] {
+        let refused = code(&host, &drivers, "machine_import", import(bad)).await;
+        assert_eq!(refused, "InvalidParameters");
+    }
+    let root = json!([{ "role": "root", "size_bytes": size }]);
+    act(&host, &drivers, "machine_import", import(root)).await.unwrap();
+    assert_eq!(drivers.vms.object(uuid(), true).unwrap()["state"], "provisioning");
+    let write = json!({
+        "volume": 0, "offset": 0, "data": "b2s=", "durable": true,
+        "sha256": hex::encode(<sha2::Sha256 as sha2::Digest>::digest("ok")),
+    });
+    act(&host, &drivers, "machine_import_write", write).await.unwrap();
+    let ended = act(&host, &drivers, "machine_import_end", json!({ "start": true })).await;
+    assert_eq!(ended.unwrap()["vm"]["state"], "running");
+    act(&host, &drivers, "machine_destroy", json!({})).await.unwrap();
+    assert_eq!(host.content(), Host::of_containers().content());
 }

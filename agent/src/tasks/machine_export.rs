@@ -14,6 +14,7 @@ use muster_shared::wire::Code;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use super::container;
 use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure, snapshot};
@@ -22,21 +23,23 @@ use crate::vm_record::disks::numbered;
 use crate::vms::{VmRecord, payload};
 
 const OPERATION: &str = "export";
-/// Longest time for one piece, or for a look at all volumes.
+/// Longest time for one piece.
 const LIMIT: Duration = Duration::from_secs(120);
+/// Longest time for a look at all volumes: the files of a container are packed first.
+const DESCRIBE_LIMIT: Duration = Duration::from_secs(300);
 
 /// What there is to be copied; parameters `uuid`, `snapshot_name`.
 #[derive(Debug)]
 pub struct MachineExport;
 
 /// A piece; parameters `uuid`, `snapshot_name`, `disk` (its number; without, what the firmware
-/// keeps), `offset`.
+/// keeps, or all files of a container), `offset`.
 #[derive(Debug)]
 pub struct MachineExportRead;
 
 impl Handler for MachineExport {
     fn kind(&self) -> Kind {
-        Kind::query("machine_export", machine::MACHINE_QUERY, LIMIT)
+        Kind::query("machine_export", machine::MACHINE_QUERY, DESCRIBE_LIMIT)
     }
 
     fn example(&self) -> Params {
@@ -101,7 +104,6 @@ impl Export {
     fn record(&self, ctx: &TaskContext) -> Result<VmRecord, TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         machine::usable(OPERATION, &record)?;
-        machine::must_be_hardware(OPERATION, &record)?;
         let mut complete = record.snapshots.iter().filter(|known| known.complete);
         if !complete.any(|known| known.name == self.name) {
             return Err(snapshot::not_found(OPERATION, self.vm, &self.name));
@@ -117,6 +119,13 @@ impl Export {
         let having = storage.snapshots(self.vm).await.map_err(failed(OPERATION))?;
         let has = |volume| having.iter().any(|s| s.volume == volume && s.name == on_disk);
         let mut wanted = Vec::new();
+        if record.is_container() {
+            let image = container::must_have_root(ctx, OPERATION, self.vm).await?;
+            let image = container::installed(ctx, OPERATION, image).await?;
+            let packed = storage.pack_root(self.vm, &on_disk, &image.root).await;
+            packed.map_err(failed(OPERATION))?;
+            wanted.push((export::Role::Root, 0, Role::Root));
+        }
         if has(Role::Firmware) {
             wanted.push((export::Role::Firmware, 0, Role::Firmware));
         }
@@ -155,9 +164,13 @@ struct Read {
 impl Read {
     async fn read(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let Export { vm, name } = &self.export;
+        let volume = match self.volume {
+            Role::Firmware if self.export.record(ctx)?.is_container() => Role::Root,
+            volume => volume,
+        };
         self.export.record(ctx)?;
         let on_disk = snapshot::on_disk(name);
-        let piece = ctx.drivers.storage.read_snapshot(*vm, self.volume, &on_disk, self.from).await;
+        let piece = ctx.drivers.storage.read_snapshot(*vm, volume, &on_disk, self.from).await;
         let piece = piece.map_err(failed(OPERATION))?;
         ctx.finish_with(json!({
             "size_bytes": piece.size_bytes,

@@ -15,7 +15,7 @@ use super::machine_create::{self, MachineCreate};
 use super::{Handler, Kind, OnFailure, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::storage;
 use crate::vm_record::Importing;
-use crate::vms::payload::is_cdrom;
+use crate::vms::payload::{is_cdrom, is_container};
 
 /// An import is given up when nothing durable has come for so long.
 const PATIENCE: Duration = Duration::from_hours(24);
@@ -80,6 +80,12 @@ impl Import {
         if self.volumes.windows(2).any(|two| two[0].role >= two[1].role) {
             return bad("the volumes are not in order".to_owned());
         }
+        let has_root = self.volumes.iter().any(|volume| volume.role == Role::Root);
+        if has_root != is_container(properties) || (has_root && self.volumes.len() > 1) {
+            return bad(
+                "containers have a root folder and nothing else, others have none".to_owned()
+            );
+        }
         let disks = properties.get("disks").and_then(Value::as_array);
         let disks = disks.map_or(&[] as &[Value], Vec::as_slice);
         for volume in &self.volumes {
@@ -90,7 +96,7 @@ impl Import {
                 Role::Firmware if !(1..=MAX_FIRMWARE_BYTES).contains(&volume.size_bytes) => {
                     return bad("what its firmware keeps has no usual size".to_owned());
                 }
-                Role::Firmware => continue,
+                Role::Firmware | Role::Root => continue,
                 Role::Disk(index) => index,
             };
             let disk = usize::try_from(index).ok().and_then(|index| disks.get(index));
@@ -137,6 +143,7 @@ pub(super) fn role(role: Role) -> storage::Role {
     match role {
         Role::Firmware => storage::Role::Firmware,
         Role::Disk(index) => storage::Role::Disk(index),
+        Role::Root => storage::Role::Root,
     }
 }
 

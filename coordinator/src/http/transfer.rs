@@ -36,7 +36,7 @@ const OFFSET: Param =
 const EXPORT_PARAMS: &[Param] = &[SNAPSHOT];
 const PIECE_PARAMS: &[Param] = &[
     SNAPSHOT,
-    Param::new("disk", &[], "`number` of the disk's volume; without, what its firmware keeps")
+    Param::new("disk", &[], "`number` of the disk's volume; without, what its firmware keeps, or all files of a container")
         .checked(schema::volume_number),
     OFFSET,
 ];

@@ -60,6 +60,8 @@ pub enum Role {
     Firmware,
     /// A disk, by its place in `disks`.
     Disk(u32),
+    /// All files of a container, as a tar archive.
+    Root,
 }
 
 impl Header {
@@ -91,6 +93,7 @@ impl fmt::Display for Role {
         match self {
             Self::Firmware => f.write_str("the firmware's variables"),
             Self::Disk(index) => write!(f, "disk {index}"),
+            Self::Root => f.write_str("the root folder"),
         }
     }
 }

@@ -422,7 +422,10 @@ impl Storage for FileStorage {
         size_bytes: u64,
         owner: &TaskId,
     ) -> Result<(), DriverError> {
-        self.start_filling(vm, volume, size_bytes, owner).await
+        match volume {
+            Role::Root => self.begin_root_fill(vm, size_bytes, owner).await,
+            _ => self.start_filling(vm, volume, size_bytes, owner).await,
+        }
     }
 
     async fn fill(
@@ -433,11 +436,17 @@ impl Storage for FileStorage {
         data: &[u8],
         durable: bool,
     ) -> Result<(), DriverError> {
-        self.write_piece(vm, volume, offset, data, durable).await
+        match volume {
+            Role::Root => self.fill_root(vm, offset, data, durable).await,
+            _ => self.write_piece(vm, volume, offset, data, durable).await,
+        }
     }
 
     async fn end_fill(&self, vm: VmUuid, volume: Role) -> Result<(), DriverError> {
-        self.stop_filling(vm, volume).await
+        match volume {
+            Role::Root => self.end_root_fill(vm).await,
+            _ => self.stop_filling(vm, volume).await,
+        }
     }
 
     async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {

@@ -5,8 +5,12 @@ use muster_shared::units::MIB;
 use muster_shared::vm::{DISK, Effect, NIC, Property, TOLD, property};
 use serde_json::{Map, Value, json};
 
+use super::is_container;
+
 /// Said of a VM on its server, and decided anew elsewhere.
 const OF_THE_SERVER: &[&str] = &["image_uuid", "zpool", "zonename"];
+/// Of a container it says how that is run, wherever that is.
+const IMAGE: &str = "image_uuid";
 
 /// The payload of a VM of these properties whose volumes are these. Disks stand in the order of
 /// the record; each has the size of its volume. CDs keep their images, and have no volume.
@@ -15,10 +19,13 @@ pub fn copy(properties: &Map<String, Value>, volumes: &[Volume]) -> Map<String, 
     let zonename = properties.get("zonename");
     let mut vm = Map::new();
     for (name, value) in properties {
-        let is_told = TOLD.contains(&name.as_str()) || OF_THE_SERVER.contains(&name.as_str());
+        let of_the_server = OF_THE_SERVER.contains(&name.as_str());
+        let keeps_image = name == IMAGE && is_container(properties);
+        let is_told = TOLD.contains(&name.as_str()) || (of_the_server && !keeps_image);
         // Where nobody gave it a name, it is its uuid.
         let is_default = name == "hostname" && Some(value) == zonename;
-        if !is_told && !is_default && property(name).is_some_and(is_kept) {
+        let is_kept = keeps_image || property(name).is_some_and(is_kept);
+        if !is_told && !is_default && is_kept {
             vm.insert(name.clone(), value.clone());
         }
     }
@@ -69,7 +76,7 @@ fn each(
 
 fn usize_of(role: Role) -> Option<usize> {
     match role {
-        Role::Firmware => None,
+        Role::Firmware | Role::Root => None,
         Role::Disk(index) => usize::try_from(index).ok(),
     }
 }

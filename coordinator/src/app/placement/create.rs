@@ -18,7 +18,7 @@ use muster_shared::api::allocation::AskedBy;
 use muster_shared::api::task::{Refusal, TaskStatus};
 use muster_shared::api::vm::VmPlaced;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
-use muster_shared::vm::VmSpec;
+use muster_shared::vm::{CONTAINER_BRANDS, VmSpec};
 use muster_shared::wire::TaskError;
 use serde_json::{Value, json};
 
@@ -78,8 +78,10 @@ impl Placement {
         if !errors.is_empty() {
             return Err(AppError::Invalid(errors));
         }
-        if !spec.is_hvm() {
-            return Err(AppError::invalid("vm.brand", "only machines with disks are imported"));
+        let is_container = spec.brand.as_deref().is_some_and(|it| CONTAINER_BRANDS.contains(&it));
+        if !spec.is_hvm() && !is_container {
+            let text = "only machines with disks and containers are imported";
+            return Err(AppError::invalid("vm.brand", text));
         }
         spec.cap_cpu();
         let Some(server) = server else {

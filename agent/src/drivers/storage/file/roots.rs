@@ -4,6 +4,7 @@
 //! `root.json` is the stamp of the owner. It is made durable first and removed last, under another name
 //! of the whole folder. See [`snapshots`] and [`stash`] for what else there is.
 
+mod fill;
 mod packs;
 mod snapshots;
 mod stash;

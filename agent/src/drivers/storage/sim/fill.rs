@@ -52,6 +52,11 @@ impl SimPool {
         owner: &TaskId,
     ) -> Result<(), DriverError> {
         let mut content = self.0.lock();
+        if volume == Role::Root {
+            let root = content.roots.get_mut(&vm).filter(|root| root.owner == *owner);
+            root.ok_or_else(|| not_being_filled(vm, volume))?.filling = true;
+            return Ok(());
+        }
         let Role::Disk(index) = volume else {
             content.firmware.entry(vm).or_default();
             return Ok(());
@@ -71,6 +76,9 @@ impl SimPool {
         data: &[u8],
     ) -> Result<(), DriverError> {
         let mut content = self.0.lock();
+        if volume == Role::Root && !content.roots.get(&vm).is_some_and(|root| root.filling) {
+            return Err(not_being_filled(vm, volume));
+        }
         let Role::Disk(index) = volume else { return Ok(()) };
         let disk = content.disks.get_mut(&(vm, index)).filter(|disk| disk.filling);
         let disk = disk.ok_or_else(|| not_being_filled(vm, volume))?;
@@ -80,7 +88,12 @@ impl SimPool {
     }
 
     pub(super) fn end_fill(&self, vm: VmUuid, volume: Role) {
-        let Role::Disk(index) = volume else { return };
+        let Role::Disk(index) = volume else {
+            if let Some(root) = self.0.lock().roots.get_mut(&vm).filter(|_| volume == Role::Root) {
+                root.filling = false;
+            }
+            return;
+        };
         if let Some(disk) = self.0.lock().disks.get_mut(&(vm, index)) {
             disk.filling = false;
         }

@@ -48,6 +48,8 @@ pub(super) struct SimRoot {
     pub(super) snapshots: Vec<String>,
     /// Those of them that are packed.
     pub(super) packed: BTreeSet<String>,
+    /// It is being filled.
+    pub(super) filling: bool,
 }
 
 /// What a simulated root holds once it is packed.

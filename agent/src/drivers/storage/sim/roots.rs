@@ -29,6 +29,7 @@ impl ContainerRoots for SimStorage {
                 image,
                 snapshots: Vec::new(),
                 packed: BTreeSet::new(),
+                filling: false,
             };
             let found = content.roots.entry(vm).or_insert_with(made);
             if found.owner == *owner {

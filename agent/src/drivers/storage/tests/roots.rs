@@ -93,3 +93,52 @@ async fn what_a_crash_left_of_a_root_goes_with_its_task() {
     assert_eq!(rooted.storage.rooted().await.unwrap(), []);
     check_code(&rooted.storage.mount_root(vm(1), "/nowhere".as_ref()).await, "DatasetNotFound");
 }
+
+/// What the image has and the archive has not is hidden; nothing else is changed by it.
+#[tokio::test]
+async fn a_root_is_filled_with_an_archive_and_shows_nothing_else() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIPPED: only root makes what hides files");
+        return;
+    }
+    let rooted = Rooted::new().await;
+    let lower = rooted.node.folder.path().join(format!("images/{}.root", image()));
+    for folder in ["bin", "etc", "srv"] {
+        std::fs::create_dir_all(lower.join(folder)).unwrap();
+    }
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(5);
+    header.set_mode(0o640);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    tar.append_data(&mut header, "etc/file", &b"first"[..]).unwrap();
+    let archive = tar.into_inner().unwrap();
+    let size = u64::try_from(archive.len()).unwrap();
+    let (storage, root) = (&rooted.storage, Role::Root);
+    check_code(&storage.fill(vm(1), root, 0, b"x", false).await, "DatasetNotFound");
+    let theirs = storage.begin_fill(vm(1), root, size, &task("two")).await;
+    check_code(&theirs, "DatasetNotFound");
+    for _ in 0..2 {
+        storage.begin_fill(vm(1), root, size, &task("one")).await.unwrap();
+        let (start, rest) = archive.split_at(700);
+        storage.fill(vm(1), root, 700, rest, false).await.unwrap();
+        storage.fill(vm(1), root, 0, start, true).await.unwrap();
+    }
+    check_code(&storage.fill(vm(1), root, size, b"x", false).await, "InvalidParameters");
+    for _ in 0..2 {
+        storage.end_fill(vm(1), root).await.unwrap();
+    }
+    assert!(!rooted.at("import.tar").exists());
+    assert_eq!(std::fs::read_to_string(rooted.at("upper/etc/file")).unwrap(), "first");
+    use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+    for hidden in ["upper/bin", "upper/srv"] {
+        let found = rooted.at(hidden).symlink_metadata().unwrap();
+        assert!(found.file_type().is_char_device() && found.rdev() == 0, "{hidden}");
+    }
+    let mut value = [0; 8];
+    let opaque =
+        rustix::fs::lgetxattr(rooted.at("upper/etc"), "trusted.overlay.opaque", &mut value[..]);
+    assert_eq!(&value[..opaque.unwrap()], b"y");
+}

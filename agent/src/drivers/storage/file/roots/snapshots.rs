@@ -16,9 +16,9 @@ use crate::drivers::untar::Fault;
 /// The folder of the snapshots in a root's folder.
 pub(in super::super) const SNAPSHOTS: &str = "snapshots";
 /// What is being copied here, or was when the agent ended.
-const UNFINISHED: &str = ".copy.tmp";
+pub(super) const UNFINISHED: &str = ".copy.tmp";
 /// What is being removed.
-const GOING: &str = ".going.tmp";
+pub(super) const GOING: &str = ".going.tmp";
 /// Made to see whether contents can be shared.
 const PROBE: &str = ".probe.tmp";
 
