@@ -98,6 +98,21 @@ pub fn default_expression(min_disk: bool) -> Value {
     expr
 }
 
+/// The expression for VMs that are made, rather than asked about: with the filters of what the
+/// reference leaves to others or does not know.
+#[must_use]
+pub fn create_expression() -> Value {
+    let mut expr = default_expression(true);
+    if let Value::Array(elements) = &mut expr {
+        let after = elements.iter().position(|element| element == "hard-filter-hvm");
+        elements.insert(
+            after.map_or(elements.len(), |place| place + 1),
+            json!("hard-filter-oci-runtime"),
+        );
+    }
+    expr
+}
+
 impl Config {
     /// The reference's pipeline and defaults.
     #[must_use]
@@ -191,7 +206,7 @@ mod tests {
 
     #[track_caller]
     fn check(changes: &Value, want: &str) {
-        let error = Config::new(&default_expression(true), changes, HostOs::Any)
+        let error = Config::new(&create_expression(), changes, HostOs::Any)
             .expect_err("the defaults are bad");
         assert_eq!(error.to_string(), want);
     }

@@ -77,7 +77,7 @@ mod vm;
 mod what_if;
 
 pub use allocate::{Capacity, Options, Order, allocate, allocate_within, capacity, explain};
-pub use config::{Config, ConfigError, default_expression};
+pub use config::{Config, ConfigError, create_expression, default_expression};
 pub use explain::Explanation;
 pub use expr::ExprError;
 pub use fit::{Fit, Fitted, fit};

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::config::Config;
 use crate::figures::Figures;
 use crate::fleet::Fleet;
 use crate::promises::Promised;
-use crate::server::Server;
+use crate::server::{MUSTER, OCI_RUNTIME, Server};
 use crate::server_name::ServerName;
 use crate::snapshot::{CHUNK, Chunk, Snapshot};
 use crate::vm::Vm;
@@ -169,6 +169,9 @@ fn record(record: &Map<String, Value>, predicates: &BTreeSet<String>) -> Map<Str
                 .collect();
             if let Some(nics) = sysinfo.get("Network Interfaces") {
                 small.insert("Network Interfaces".to_owned(), interfaces(nics));
+            }
+            if let Some(runtime) = sysinfo.get(MUSTER).and_then(|block| block.get(OCI_RUNTIME)) {
+                small.insert(MUSTER.to_owned(), json!({ OCI_RUNTIME: runtime }));
             }
             kept.insert("sysinfo".to_owned(), Value::Object(small));
         }

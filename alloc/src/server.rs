@@ -22,6 +22,10 @@ pub(crate) const USABLE: f64 = 0.94;
 /// What each kvm VM takes beside its disks, GiB.
 const KVM_DISK_GIB: f64 = 10.0;
 
+/// What Muster's agents say beside the reference's sysinfo, and in it the program that runs containers.
+pub(crate) const MUSTER: &str = "Muster";
+pub(crate) const OCI_RUNTIME: &str = "oci_runtime";
+
 /// One bit for each yes-or-no that filters ask.
 pub(crate) mod flag {
     pub(crate) const SETUP: u32 = 1;
@@ -47,6 +51,8 @@ pub(crate) mod flag {
     pub(crate) const BHYVE: u32 = 1 << 17;
     /// The slot is in use.
     pub(crate) const USED: u32 = 1 << 18;
+    /// VMs can run that are containers: on Linux a runtime runs them, elsewhere the system itself.
+    pub(crate) const CONTAINERS: u32 = 1 << 19;
 }
 
 /// Which NIC tags a server has, and in what state.
@@ -176,7 +182,7 @@ impl Parsed {
     }
 }
 
-fn record_flags(
+pub(crate) fn record_flags(
     record: &Map<String, Value>,
     sysinfo: &Map<String, Value>,
     traits: Option<&Map<String, Value>>,
@@ -185,6 +191,8 @@ fn record_flags(
     let info = |name: &str| truthy(sysinfo.get(name));
     let system = sysinfo.get("System Type").and_then(Value::as_str);
     let capable = sysinfo.get("Bhyve Capable") == Some(&Value::Bool(true));
+    let runtime = sysinfo.get(MUSTER).and_then(|block| block.get(OCI_RUNTIME)?.as_str());
+    let containers = system != Some("Linux") || runtime.is_some_and(|name| !name.is_empty());
     [
         (flag::SETUP, member("setup")),
         (flag::RESERVED, member("reserved")),
@@ -195,6 +203,7 @@ fn record_flags(
         (flag::ENCRYPTED, info("Zpool Encrypted")),
         (flag::HVM_API, info("HVM API")),
         (flag::BHYVE_CAPABLE, capable),
+        (flag::CONTAINERS, containers),
         (flag::TRAITS, traits.is_some_and(|traits| !traits.is_empty())),
         (flag::USED, true),
     ]

@@ -103,3 +103,26 @@ async fn a_container_is_exported_destroyed_and_imported_with_its_files() {
     world.muster(&["vm", "delete", "box", "--yes"]);
     assert_eq!(world.roots(), 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_goes_to_a_server_with_a_runtime_or_its_operator_is_told_why_not() {
+    let Some(mut world) = World::new().await else { return };
+    let client = world.coordinator.client();
+    let named = format!("instance=e{}", &fresh_uuid()[..6]);
+    let absent = r#"compute.oci_runtime="/nonexistent/runc""#;
+    let other = Agent::with(&[&world.coordinator.agent_url()], &[&named, absent], &[]);
+    other.wait_allocatable(&client).await;
+    for alias in ["one", "two", "three"] {
+        world.create(alias);
+        let vm = cli::json(&world.coordinator, &["vm", "get", alias]);
+        assert_eq!(vm["server_uuid"], json!(world.agent.server_uuid), "{alias}");
+    }
+    assert_eq!(world.agent.daemon().terminate().await, Some(0));
+    world.agent.wait_status(&client, "unknown", LONG).await;
+    let image = world.image.as_str();
+    let words = ["vm", "create", "--brand", "lx", "--image", image, "--alias", "four"];
+    world.refused(&words, "no runtime for containers");
+    // Of a hardware VM nobody asks for a runtime.
+    let dry = ["vm", "create", "--image", image, "--alias", "five", "--dry-run"];
+    world.muster(&dry);
+}

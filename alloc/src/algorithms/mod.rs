@@ -18,6 +18,7 @@ mod min_disk;
 mod min_free_disk;
 mod min_ram;
 mod no_ratio;
+mod oci_runtime;
 mod os;
 mod overprovision_ratios;
 mod override_overprovisioning;
@@ -68,6 +69,7 @@ static FILTERS: &[&Algorithm] = &[
     &capness::CAPNESS,
     &vm_count::VM_COUNT,
     &hvm::HVM,
+    &oci_runtime::OCI_RUNTIME,
     &min_ram::MIN_RAM,
     &min_cpu::MIN_CPU,
     &min_disk::MIN_DISK,

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::algorithm::Kind;
-use crate::config::{Config, default_expression};
+use crate::config::{Config, create_expression};
 use crate::fleet::Fleet;
 use crate::promises::Extra;
 use crate::recent::Recent;
@@ -83,6 +83,7 @@ fn record(id: u8, gib: u64, flaw: u8, vms: &[ModelVm]) -> Map<String, Value> {
         "sysinfo": {
             "Live Image": "20230101T000000Z", "SDC Version": "7.0", "CPU Total Cores": 16,
             "System Type": if flaw == 8 { "Virtual" } else { "Linux" },
+            "Muster": if id % 7 == 1 { json!({}) } else { json!({"oci_runtime": "runc"}) },
             "Zpool Encrypted": flaw == 6, "Bhyve Capable": id.is_multiple_of(2), "HVM API": id.is_multiple_of(5),
             "Network Interfaces": {"net0": {
                 "Link Status": if flaw == 7 { "down" } else { "up" }, "NIC Names": ["admin"],
@@ -179,7 +180,7 @@ proptest! {
             "disable_override_overprovisioning": !forced, "weight_num_owner_zones": -0.5,
             "minimum_free_disk": 100,
         });
-        let config = Config::new(&default_expression(true), &changes, HostOs::Reference);
+        let config = Config::new(&create_expression(), &changes, HostOs::Reference);
         let config = config.expect("the policy is good");
         let mut fleet = Fleet::new(&config);
         for (id, (gib, flaw, vms)) in (0..).zip(&servers) {

@@ -99,7 +99,7 @@ impl AllocationConfig {
 
 impl Default for AllocationConfig {
     fn default() -> Self {
-        let placing = alloc::Config::new(&alloc::default_expression(true), &json!({}), HostOs::Any);
+        let placing = alloc::Config::new(&alloc::create_expression(), &json!({}), HostOs::Any);
         Self {
             policy: Arc::new(alloc::Config::reference_default(HostOs::Any)),
             placing: Arc::new(placing.expect("the built-in expression is valid")),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::alloc::{self, ConfigError, Order, default_expression};
+use crate::alloc::{self, ConfigError, Order, create_expression, default_expression};
 use crate::app::AllocationConfig;
 
 /// As long as clients of the reference may take from an allocation to their ticket.
@@ -176,7 +176,7 @@ impl Check for AllocatorConfig {
 
 impl Check for Dapi {
     fn check(&self, problems: &mut Problems) {
-        let Err(error) = self.policy(HostOs::Any, false) else { return };
+        let Err(error) = self.policy(HostOs::Any, &default_expression(false)) else { return };
         let key = match (error.default_at_fault(), &error) {
             (Some(default), _) => format!("changeDefaults.{default}"),
             (None, ConfigError::Default(_)) => "changeDefaults".to_owned(),
@@ -187,18 +187,17 @@ impl Check for Dapi {
 }
 
 impl Dapi {
-    /// The checked policy. `min_disk` adds the disk filter to the default expression.
+    /// The checked policy; `default` is its expression unless the operator has one.
     pub(super) fn policy(
         &self,
         host_os: HostOs,
-        min_disk: bool,
+        default: &Value,
     ) -> Result<alloc::Config, ConfigError> {
         let host_os = match host_os {
             HostOs::Any => alloc::HostOs::Any,
             HostOs::Reference => alloc::HostOs::Reference,
         };
-        let default = default_expression(min_disk);
-        let expression = self.allocation_description.as_ref().unwrap_or(&default);
+        let expression = self.allocation_description.as_ref().unwrap_or(default);
         alloc::Config::new(expression, &self.change_defaults.set().into_value(), host_os)
     }
 }
@@ -209,14 +208,14 @@ pub(super) fn app(
     allocator: &AllocatorConfig,
     order: &AllocationOrder,
 ) -> AllocationConfig {
-    // What this coordinator creates itself must have room for its disks.
-    let policy = |min_disk| {
-        let policy = dapi.policy(allocator.host_os, min_disk);
+    let policy = |default: &Value| {
+        let policy = dapi.policy(allocator.host_os, default);
         Arc::new(policy.expect("the policy was checked when the configuration was read"))
     };
     AllocationConfig {
-        policy: policy(false),
-        placing: policy(true),
+        policy: policy(&default_expression(false)),
+        // What this coordinator creates itself must have room for its disks, and somebody to run it.
+        placing: policy(&create_expression()),
         reservation_ttl: Duration::from_secs(allocator.reservation_ttl_s),
         order: if order.shuffle { Order::Shuffled } else { Order::Uuid },
         history: allocator.history,

@@ -119,7 +119,7 @@ pub fn import(document: &Value) -> Result<String, SapiError> {
         table("security", &[format!("allow_command_execute = {on}")]);
     }
     let (dapi, lines) = dapi(metadata)?;
-    dapi.policy(HostOs::Any, false).map_err(|error| SapiError::Value {
+    dapi.policy(HostOs::Any, &default_expression(false)).map_err(|error| SapiError::Value {
         key: error.default_at_fault().unwrap_or("dapi").to_owned(),
         message: Chain(&error).to_string(),
     })?;

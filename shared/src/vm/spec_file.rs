@@ -111,7 +111,8 @@ pub struct SpecFile {
     /// Uuid of the owner. Default: nobody.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Type of VM: `kvm` or `bhyve`. Default: `kvm`.
+    /// Type of VM: `kvm` or `bhyve`, or one of containers, e.g. `joyent-minimal`; these have no disks.
+    /// Default: `kvm`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub brand: Option<String>,
     /// Any other VM property, named as in the API; see `vm-properties.md`.
