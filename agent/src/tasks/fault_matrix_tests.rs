@@ -9,27 +9,65 @@ use muster_shared::ids::TaskId;
 use muster_shared::wire::{Code, Outcome, TaskResult};
 use serde_json::{Value, json};
 
+use super::machine_container_tests::container_params;
 use super::machine_import::MachineImport;
-use super::machine_tests::{Host, IMAGE, create_params, engine, params, submission};
+use super::machine_tests::{
+    CONTAINER_IMAGE, Host, IMAGE, create_params, engine, params, submission,
+};
 use super::{Engine, Handler as _, Params};
 use crate::drivers::faults::{Fault, HANG};
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(30 * 86_400);
 
+/// What the tasks are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    HardwareVm,
+    Container,
+}
+
+impl Of {
+    fn host(self) -> Host {
+        match self {
+            Self::HardwareVm => Host::new(),
+            Self::Container => Host::of_containers(),
+        }
+    }
+
+    fn wanted(self, kind: &str, extra: &Value) -> Params {
+        match (kind, self) {
+            ("machine_create", Self::HardwareVm) => create_params(extra.clone()),
+            ("machine_create", Self::Container) => container_params(),
+            ("machine_import", Self::HardwareVm) => MachineImport.example(),
+            ("machine_import", Self::Container) => {
+                let mut params = container_params();
+                let root = json!({ "role": "root", "size_bytes": 8 });
+                params.insert("import".to_owned(), json!({ "export": "one", "volumes": [root] }));
+                params
+            }
+            ("machine_reprovision", Self::Container) => {
+                params(json!({ "image_uuid": CONTAINER_IMAGE }))
+            }
+            _ => params(extra.clone()),
+        }
+    }
+}
+
 /// A node on which one task at a time runs to its end.
 struct Node {
+    of: Of,
     host: Host,
     engine: Arc<Engine>,
     tasks: u32,
 }
 
 impl Node {
-    async fn new() -> Self {
-        let host = Host::new();
+    async fn new(of: Of) -> Self {
+        let host = of.host();
         let drivers = host.agent("boot-1").await;
         let engine = engine(drivers, Duration::from_secs(3600)).await;
-        Self { host, engine, tasks: 0 }
+        Self { of, host, engine, tasks: 0 }
     }
 
     async fn run(&mut self, kind: &str, params: Params) -> TaskResult {
@@ -43,7 +81,7 @@ impl Node {
     /// What the kind works on.
     async fn prepare(&mut self, kind: &str) {
         for (kind, extra) in before(kind) {
-            let done = self.run(kind, wanted(kind, &extra)).await;
+            let done = self.run(kind, self.of.wanted(kind, &extra)).await;
             assert_eq!(done.status, Outcome::Complete, "{kind}: {done:?}");
         }
     }
@@ -65,20 +103,12 @@ pub(super) fn before(kind: &str) -> Vec<(&'static str, Value)> {
     }
 }
 
-fn wanted(kind: &str, extra: &Value) -> Params {
-    match kind {
-        "machine_create" => create_params(extra.clone()),
-        "machine_import" => MachineImport.example(),
-        _ => params(extra.clone()),
-    }
-}
-
 /// The calls that a task makes when nothing fails, by operation.
-async fn calls(kind: &str, extra: &Value) -> BTreeMap<&'static str, u64> {
-    let mut node = Node::new().await;
+async fn calls(of: Of, kind: &str, extra: &Value) -> BTreeMap<&'static str, u64> {
+    let mut node = Node::new(of).await;
     node.prepare(kind).await;
     let before = node.host.faults.called();
-    let done = node.run(kind, wanted(kind, extra)).await;
+    let done = node.run(kind, of.wanted(kind, extra)).await;
     assert_eq!(done.status, Outcome::Complete, "{kind}: {done:?}");
     let after = node.host.faults.called().into_iter();
     after.map(|(name, count)| (name, count - before.get(name).copied().unwrap_or(0))).collect()
@@ -97,21 +127,22 @@ pub(super) const EXCUSES: &[Code] = &[
 
 /// Whether the task failed.
 async fn survives(
+    of: Of,
     kind: &str,
     extra: &Value,
     operation: &'static str,
     nth: u64,
     fault: Fault,
 ) -> bool {
-    let case = format!("{kind}: {operation} {nth} {fault:?}");
-    let mut node = Node::new().await;
+    let case = format!("{of:?}: {kind}: {operation} {nth} {fault:?}");
+    let mut node = Node::new(of).await;
     let empty = node.host.content();
     node.prepare(kind).await;
     node.host.faults.fail_nth(operation, nth, fault);
-    let first = node.run(kind, wanted(kind, extra)).await;
+    let first = node.run(kind, of.wanted(kind, extra)).await;
     // What hung has come back.
     tokio::time::sleep(HANG).await;
-    let again = node.run(kind, wanted(kind, extra)).await;
+    let again = node.run(kind, of.wanted(kind, extra)).await;
     if let Some(error) = &again.error {
         assert!(EXCUSES.contains(&error.code), "{case}: again: {error:?}, first {first:?}");
     }
@@ -123,17 +154,17 @@ async fn survives(
 }
 
 /// Every call of a kind, each fault.
-async fn matrix(kind: &str, extra: Value) {
+async fn matrix(of: Of, kind: &str, extra: Value) {
     let (mut tried, mut failed) = (0, 0);
-    for (operation, count) in calls(kind, &extra).await {
+    for (operation, count) in calls(of, kind, &extra).await {
         for nth in 1..=count {
             for fault in [Fault::before(), Fault::after(), Fault::hangs()] {
                 tried += 1;
-                failed += u32::from(survives(kind, &extra, operation, nth, fault).await);
+                failed += u32::from(survives(of, kind, &extra, operation, nth, fault).await);
             }
         }
     }
-    println!("{kind}: {tried} faults, {failed} tasks failed, nothing was left of any");
+    println!("{of:?}: {kind}: {tried} faults, {failed} tasks failed, nothing was left of any");
     assert!(failed > 0, "of {tried} tasks none failed");
 }
 
@@ -141,7 +172,7 @@ async fn matrix(kind: &str, extra: Value) {
 #[tokio::test(start_paused = true)]
 async fn machine_update_of_a_guest_that_runs() {
     let nic = json!({ "nic_tag": "external", "mac": "02:00:00:00:00:77" });
-    matrix("machine_update", json!({ "add_nics": [nic] })).await;
+    matrix(Of::HardwareVm, "machine_update", json!({ "add_nics": [nic] })).await;
 }
 
 macro_rules! kinds {
@@ -149,9 +180,20 @@ macro_rules! kinds {
         $(
             #[tokio::test(start_paused = true)]
             async fn $kind() {
-                matrix(stringify!($kind), json!($extra)).await;
+                matrix(Of::HardwareVm, stringify!($kind), json!($extra)).await;
             }
         )+
+
+        mod of_containers {
+            use super::*;
+
+            $(
+                #[tokio::test(start_paused = true)]
+                async fn $kind() {
+                    matrix(Of::Container, stringify!($kind), json!($extra)).await;
+                }
+            )+
+        }
     };
 }
 
