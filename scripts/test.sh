@@ -88,11 +88,12 @@ simulation() {
 }
 stage "foundation: simulation" simulation
 stage "foundation: power cuts" nextest --success-output immediate -E 'package(muster-tests) and test(/^cuts/)'
+stage "foundation: lifecycle" nextest --success-output immediate -E 'package(muster-tests) and binary(lifecycle)'
 # Those of binary(system) and binary(zfs) need a machine of their own: scripts/test-guest.sh.
 real_processes() {
     local -a around=()
     roomy_tmp
-    nextest -E 'package(muster-tests) and not (test(/^sim/) or test(/^cuts/) or binary(system) or binary(zfs))'
+    nextest -E 'package(muster-tests) and not (test(/^sim/) or test(/^cuts/) or binary(lifecycle) or binary(system) or binary(zfs))'
 }
 stage "foundation: real processes" real_processes
 stage "contract: generated requests" scripts/fuzz-api.sh 5
