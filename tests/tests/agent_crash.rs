@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use muster_shared::wire::Code;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
-use muster_tests::guest;
 use muster_tests::http::{Answer, Client};
 use muster_tests::kill_points::{chosen, fault_points};
 use muster_tests::wait::wait_for;
+use muster_tests::{container, guest, own_network};
 use serde_json::{Value, json};
 
 fn payload(image: &str, uuid: &str) -> Value {
@@ -122,12 +122,92 @@ async fn a_graceful_stop_leaves_guests_running() {
     assert_eq!(seen["server_uuid"], agent.server_uuid, "the index answers for a server away");
 }
 
+/// What the tasks are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    HardwareVm,
+    Container,
+}
+
+impl Of {
+    fn agent(self, coordinator: &Coordinator) -> Agent {
+        match self {
+            Self::HardwareVm => Agent::start(&coordinator.agent_url()),
+            Self::Container => {
+                let named = format!("instance=k{}", &fresh_uuid()[..6]);
+                Agent::with(&[&coordinator.agent_url()], &[&named], &[])
+            }
+        }
+    }
+
+    async fn image(self, client: &Client, kind: &str) -> String {
+        match self {
+            Self::HardwareVm if kind == "machine_reprovision" => guest::import(client).await,
+            Self::HardwareVm => String::new(),
+            Self::Container => {
+                let config = json!({ "Entrypoint": ["/bin/sleep", "100000"] });
+                container::import(client, &config).await
+            }
+        }
+    }
+
+    /// Without a system, or with a program that asks for nothing, so that it is quick.
+    fn payload(self, vm: &str, image: &str) -> Value {
+        let owner = "6c1a5a44-5b5c-4d4e-9f43-2a1f0e2b7c01";
+        match self {
+            Self::HardwareVm => json!({
+                "uuid": vm, "brand": "kvm", "alias": "one", "ram": 64, "owner_uuid": owner,
+                "disks": [{ "size": 8, "boot": true }],
+            }),
+            Self::Container => json!({
+                "uuid": vm, "brand": "joyent-minimal", "alias": "one", "ram": 64,
+                "owner_uuid": owner, "image_uuid": image,
+                "image": { "uuid": image, "files": [{ "compression": "none" }] },
+            }),
+        }
+    }
+
+    fn change(self) -> Value {
+        let nic = json!({ "nic_tag": "admin", "mac": "02:00:00:00:00:77" });
+        let disk = json!({ "size": 8, "uuid": "6c1a5a44-5b5c-4d4e-9f43-2a1f0e2b7c09" });
+        match self {
+            Self::HardwareVm => {
+                json!({ "alias": "other", "add_nics": [nic], "add_disks": [disk] })
+            }
+            Self::Container => json!({ "alias": "other", "cpu_cap": 50 }),
+        }
+    }
+
+    fn assert_clean(self, agent: &Agent, vm: &str, point: &str) {
+        assert_clean(agent, vm, point);
+        let (data, run) = (agent.data_dir(), agent.run_dir());
+        let mounts = [container::mounts(&data), container::mounts(&run)].concat();
+        assert_eq!(mounts, Vec::<String>::new(), "{point}: a mount");
+        assert_eq!(container::monitors(&run), Vec::<u32>::new(), "{point}: a monitor");
+        for folder in [data.join("roots"), data.join("containers"), run.join("ct"), run.join("oci")]
+        {
+            let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+            let left: Vec<_> = entries.map(|entry| entry.path()).collect();
+            assert!(left.is_empty(), "{point}: {left:?}");
+        }
+    }
+}
+
 /// Asks for a task of a kind about one VM.
-async fn ask(client: &Client, vms: &str, vm: &str, kind: &str, image: &str) -> Answer {
+async fn ask(of: Of, client: &Client, vms: &str, vm: &str, kind: &str, image: &str) -> Answer {
     let path = |more: &str| format!("{vms}/{vm}{more}");
     let force = json!({ "force": true });
     let update = json!({ "set_internal_metadata": { "a": "b" } });
     match kind {
+        "machine_create" => client.post(vms, &of.payload(vm, image)).await,
+        "machine_create_image" => {
+            let manifest = json!({ "name": "made", "version": "1" });
+            let wanted = json!({ "compression": "none", "manifest": manifest });
+            client.post(&path("/images"), &wanted).await
+        }
+        "machine_boot" if of == Of::Container => {
+            client.post(&path("/start"), &json!({ "update": update })).await
+        }
         "machine_boot" => {
             client.post(&path("/start"), &json!({ "update": update, "once": "c" })).await
         }
@@ -136,12 +216,7 @@ async fn ask(client: &Client, vms: &str, vm: &str, kind: &str, image: &str) -> A
             client.post(&path("/reboot"), &json!({ "force": true, "update": update })).await
         }
         "machine_kill" => client.post(&path("/kill"), &json!({ "signal": "SIGKILL" })).await,
-        "machine_update" => {
-            let nic = json!({ "nic_tag": "admin", "mac": "02:00:00:00:00:77" });
-            let disk = json!({ "size": 8, "uuid": "6c1a5a44-5b5c-4d4e-9f43-2a1f0e2b7c09" });
-            let change = json!({ "alias": "other", "add_nics": [nic], "add_disks": [disk] });
-            client.post(&path("/update"), &change).await
-        }
+        "machine_update" => client.post(&path("/update"), &of.change()).await,
         "machine_create_snapshot" => {
             client.put(&path("/snapshots"), &json!({ "snapshot_name": "a" })).await
         }
@@ -159,18 +234,19 @@ async fn ask(client: &Client, vms: &str, vm: &str, kind: &str, image: &str) -> A
 /// quick, and does not hear its power button.
 fn before(kind: &str) -> &'static [&'static str] {
     match kind {
-        "machine_boot" | "machine_reprovision" => &["machine_shutdown"],
+        "machine_boot" | "machine_reprovision" | "machine_create_image" => &["machine_shutdown"],
         "machine_rollback_snapshot" | "machine_delete_snapshot" => &["machine_create_snapshot"],
         _ => &[],
     }
 }
 
 /// What a task may say that finds its work done by the one before.
-const EXCUSES: [Code; 7] = [
+const EXCUSES: [Code; 8] = [
     Code::AlreadyRunning,
     Code::NotRunning,
     Code::SnapshotExists,
     Code::SnapshotNotFound,
+    Code::VmExists,
     Code::VmNotFound,
     Code::VmNotRunning,
     Code::VmNotUsable,
@@ -189,32 +265,30 @@ async fn assert_ended(client: &Client, answer: &Answer, case: &str) {
 
 /// The agent is killed at points of a kind: the task ends, can be asked for again, and its VM can
 /// be destroyed without a trace.
-async fn killed(kind: &str) {
+async fn killed(of: Of, kind: &str) {
+    if of == Of::Container && (!container::can_run() || !own_network::enter()) {
+        return;
+    }
     let coordinator = Coordinator::start();
     let client = coordinator.client();
-    let mut agent = Agent::start(&coordinator.agent_url());
+    let mut agent = of.agent(&coordinator);
     agent.wait_allocatable(&client).await;
-    let image = match kind {
-        "machine_reprovision" => guest::import(&client).await,
-        _ => String::new(),
-    };
+    let image = of.image(&client, kind).await;
     let vms = format!("/servers/{}/vms", agent.server_uuid);
     let (points, mut died) = (chosen(kind), 0);
     for point in &points {
         println!("{point}");
         let vm = fresh_uuid();
-        let create = json!({
-            "uuid": vm, "brand": "kvm", "alias": "one", "ram": 64, "owner_uuid": fresh_uuid(),
-            "disks": [{ "size": 8, "boot": true }],
-        });
-        agent.run_task("machine_create", &create).await;
+        if kind != "machine_create" {
+            agent.run_task("machine_create", &of.payload(&vm, &image)).await;
+        }
         for earlier in before(kind) {
-            let asked = ask(&client, &vms, &vm, earlier, &image).await.expect(200);
+            let asked = ask(of, &client, &vms, &vm, earlier, &image).await.expect(200);
             client.complete_task(asked["id"].as_str().expect("a task id"), 120).await;
         }
         agent.restart_with_env(&[("MUSTER_FAULT", &format!("{point}:kill"))]);
         agent.wait_allocatable(&client).await;
-        let asked = ask(&client, &vms, &vm, kind, &image).await;
+        let asked = ask(of, &client, &vms, &vm, kind, &image).await;
         let task = format!("/tasks/{}", asked.json["id"].as_str().unwrap_or_default());
         let daemon = agent.daemon();
         // Some steps are for other parameters.
@@ -234,27 +308,31 @@ async fn killed(kind: &str) {
         agent.restart_with_env(&[]);
         assert_ended(&client, &asked, point).await;
         agent.wait_allocatable(&client).await;
-        let again = ask(&client, &vms, &vm, kind, &image).await;
+        let again = ask(of, &client, &vms, &vm, kind, &image).await;
         assert_ended(&client, &again, &format!("{point}, again")).await;
-        let gone = ask(&client, &vms, &vm, "machine_destroy", &image).await;
+        let gone = ask(of, &client, &vms, &vm, "machine_destroy", &image).await;
         assert_ended(&client, &gone, &format!("{point}, destroyed")).await;
-        assert_clean(&agent, &vm, point);
+        of.assert_clean(&agent, &vm, point);
     }
-    println!("{kind}: {} points tried, {died} were reached, nothing was left of any", points.len());
+    println!(
+        "{of:?}: {kind}: {} points tried, {died} were reached, nothing was left of any",
+        points.len()
+    );
 }
 
 macro_rules! killed_at_points_of {
-    ($($kind:ident)+) => {
+    ($of:ident: $($kind:ident)+) => {
         $(
             #[tokio::test]
             async fn $kind() {
-                killed(stringify!($kind)).await;
+                killed(Of::$of, stringify!($kind)).await;
             }
         )+
     };
 }
 
 killed_at_points_of! {
+    HardwareVm:
     machine_boot
     machine_create_snapshot
     machine_delete_snapshot
@@ -265,4 +343,24 @@ killed_at_points_of! {
     machine_rollback_snapshot
     machine_shutdown
     machine_update
+}
+
+mod containers {
+    use super::*;
+
+    killed_at_points_of! {
+        Container:
+        machine_boot
+        machine_create
+        machine_create_image
+        machine_create_snapshot
+        machine_delete_snapshot
+        machine_destroy
+        machine_kill
+        machine_reboot
+        machine_reprovision
+        machine_rollback_snapshot
+        machine_shutdown
+        machine_update
+    }
 }
