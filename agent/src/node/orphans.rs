@@ -20,7 +20,7 @@ use crate::vms::copies::{self, Stamped};
 pub struct Orphan {
     /// A guest that runs.
     pub guest: Option<RunningGuest>,
-    /// Volumes.
+    /// Volumes, the root folder of a container among them.
     pub volumes: Vec<Volume>,
     /// It has a root folder of a container.
     pub has_root: bool,
@@ -126,6 +126,9 @@ pub async fn find(drivers: &Drivers) -> Result<BTreeMap<VmUuid, Orphan>, DriverE
     }
     // Asked last: what became a VM meanwhile is none.
     found.retain(|vm, _| !drivers.vms.knows(*vm));
+    for (vm, orphan) in found.iter_mut().filter(|(_, orphan)| orphan.has_root) {
+        orphan.volumes.extend(drivers.storage.root_volumes(*vm).await?);
+    }
     Ok(found)
 }
 

@@ -9,7 +9,7 @@ use super::machine_change_tests::{code, snapshot};
 use super::machine_snapshot_tests::names;
 use super::machine_tests::{CONTAINER_IMAGE, Host, IMAGE, act, params, run, run_with_crash, uuid};
 use crate::drivers::faults::Fault;
-use crate::node::Drivers;
+use crate::node::{Drivers, orphans};
 
 /// The parameters of a create.
 pub(super) fn container_params() -> Params {
@@ -230,5 +230,29 @@ async fn a_container_is_exported_and_imported_with_its_root() {
     let ended = act(&host, &drivers, "machine_import_end", json!({ "start": true })).await;
     assert_eq!(ended.unwrap()["vm"]["state"], "running");
     act(&host, &drivers, "machine_destroy", json!({})).await.unwrap();
+    assert_eq!(host.content(), Host::of_containers().content());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_orphan_tells_of_its_root_and_is_removed_with_it() {
+    let host = Host::of_containers();
+    let drivers = one_container(&host).await;
+    let owner = host.pool.root_owner(uuid());
+    host.records.lose(uuid());
+    host.pool.set_copy(uuid(), b"damaged".to_vec());
+    let drivers = {
+        drop(drivers);
+        host.agent("boot-1").await
+    };
+    let shown = orphans::get(&drivers, uuid()).await.unwrap().describe(uuid());
+    assert_eq!((shown.runs, shown.disks, shown.adoptable), (true, 0, false));
+    let root = &shown.volumes[0];
+    assert_eq!((shown.volumes.len(), root.disk, root.aside), (1, None, false));
+    assert_eq!(root.image_uuid, Some(CONTAINER_IMAGE.parse().unwrap()));
+    assert_eq!(root.task_id, owner);
+    let create = host.context(&drivers, &container_params());
+    assert_eq!(run(&create, "machine_create", false).await.unwrap_err().code, "VmExists");
+    let confirmed = json!({ "confirm": uuid() });
+    act(&host, &drivers, "orphan_remove", confirmed).await.unwrap();
     assert_eq!(host.content(), Host::of_containers().content());
 }

@@ -33,6 +33,13 @@ impl Identity {
         let uuid = Uuid::new_v5(&vm.0, format!("disk{index}/{owner}").as_bytes());
         Self { uuid, pool: pool.to_owned(), owner: owner.clone(), origin }
     }
+
+    /// Of the root folder that `owner` made for `vm`.
+    #[must_use]
+    pub fn of_root(vm: VmUuid, pool: &str, owner: &TaskId, origin: Option<ImageUuid>) -> Self {
+        let uuid = Uuid::new_v5(&vm.0, format!("root/{owner}").as_bytes());
+        Self { uuid, pool: pool.to_owned(), owner: owner.clone(), origin }
+    }
 }
 
 /// A volume in the record of its VM.

@@ -48,7 +48,7 @@ pub struct OrphanVolume {
     /// What it is known by; none of what firmware keeps, and where nothing tells who made it.
     #[schema(required)]
     pub uuid: Option<Uuid>,
-    /// Which disk it is, 0 the boot disk; none of what firmware keeps.
+    /// Which disk it is, 0 the boot disk; none of what firmware keeps, and of the root of a container.
     #[schema(required)]
     pub disk: Option<u32>,
     /// Whether it was put aside for another one.
@@ -57,7 +57,7 @@ pub struct OrphanVolume {
     pub pool: String,
     /// Where it is on the server.
     pub path: String,
-    /// Virtual size, bytes; none of a damaged one.
+    /// Virtual size, bytes; none of a damaged one, and of the root of a container.
     #[schema(required)]
     pub size_bytes: Option<u64>,
     /// Space that it takes, bytes.

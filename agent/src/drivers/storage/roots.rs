@@ -8,6 +8,7 @@ use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 
+use super::Volume;
 use crate::drivers::DriverError;
 
 /// The files of a root as one tar archive, like a layer of an image.
@@ -129,6 +130,15 @@ pub trait ContainerRoots: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The host could not be read.
     async fn rooted(&self) -> Result<Vec<VmUuid>, DriverError> {
+        Ok(Vec::new())
+    }
+
+    /// What is here of a VM's root, that which was put aside among it; all of it is read to be measured.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn root_volumes(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError> {
+        let _: VmUuid = vm;
         Ok(Vec::new())
     }
 }

@@ -1,6 +1,6 @@
 //! What every driver owes that holds the roots of containers.
 
-use super::super::{Role, Storage};
+use super::super::{Identity, Role, Storage};
 use super::{based, check_code, image, task, vm};
 
 /// The driver has the image [`image`] and nothing else, and holds roots. None is put together here.
@@ -44,6 +44,13 @@ pub async fn of_roots(storage: &dyn Storage) {
 
     storage.stash_root(vm(7), &two).await.unwrap();
     storage.create_root(vm(7), other, &two).await.unwrap();
+    let mut volumes = storage.root_volumes(vm(7)).await.unwrap();
+    volumes.sort_by_key(|volume| volume.is_aside);
+    let told = volumes.iter().map(|it| (it.role, it.is_aside, it.identity.clone()));
+    let made = |owner, image| Some(Identity::of_root(vm(7), "zones", owner, Some(image)));
+    let wanted = [(Role::Root, false, made(&two, other)), (Role::Root, true, made(&one, image()))];
+    assert_eq!(told.collect::<Vec<_>>(), wanted);
+    assert_eq!(storage.root_volumes(vm(6)).await.unwrap(), []);
     for _ in 0..2 {
         storage.purge_root_stash(vm(7)).await.unwrap();
     }

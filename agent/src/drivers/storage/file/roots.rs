@@ -15,14 +15,16 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::wire::Code;
 use tokio::fs;
 
 use super::{FileStorage, Stamp, files};
 use crate::drivers::DriverError;
-use crate::drivers::storage::Bases;
 use crate::drivers::storage::roots::{ContainerRoots, PackedRoot, no_root};
+use crate::drivers::storage::{Bases, Identity, Role, Volume};
+use crate::drivers::trees::{self, Measure};
 use crate::host::mounts::{self, Overlay};
 
 pub(super) use self::turns::RootTurns;
@@ -51,6 +53,32 @@ impl FileStorage {
     async fn root_folders(&self) -> Result<Vec<(VmUuid, PathBuf)>, DriverError> {
         let folders = files::list(&self.config.storage_dir.join(ROOTS)).await?.into_iter();
         Ok(folders.filter_map(|path| Some((vm_of(&path)?, path))).collect())
+    }
+
+    async fn root_volume(&self, vm: VmUuid, path: PathBuf) -> Result<Volume, DriverError> {
+        let pool = self.config.pool.clone();
+        let stamp = stamp_in(&path).await.unwrap_or_else(|error| {
+            tracing::warn!(path = %path.display(), error = %Chain(&error), "whose is this root?");
+            None
+        });
+        let identity = stamp.map(|it| Identity::of_root(vm, &pool, &it.task_id, it.image_uuid));
+        let (is_aside, upper) = (path != self.root_folder(vm), path.join("upper"));
+        let measured =
+            trees::beside("measure a root folder", (), move |stop| match upper.exists() {
+                true => Measure::of(&upper, stop),
+                false => Ok(Measure::default()),
+            });
+        let used_bytes = measured.await?.copy_bytes(false);
+        Ok(Volume {
+            vm,
+            role: Role::Root,
+            is_aside,
+            identity,
+            pool,
+            path,
+            size_bytes: None,
+            used_bytes,
+        })
     }
 
     /// Adds the images of all roots, each as one disk.
@@ -194,5 +222,15 @@ impl ContainerRoots for FileStorage {
         let vms: BTreeSet<VmUuid> =
             self.root_folders().await?.into_iter().map(|(vm, _)| vm).collect();
         Ok(vms.into_iter().collect())
+    }
+
+    async fn root_volumes(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError> {
+        let mut found = Vec::new();
+        for (of, folder) in self.root_folders().await? {
+            if of == vm {
+                found.push(self.root_volume(vm, folder).await?);
+            }
+        }
+        Ok(found)
     }
 }

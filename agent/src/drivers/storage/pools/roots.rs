@@ -7,7 +7,7 @@ use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 
 use super::Pools;
 use crate::drivers::DriverError;
-use crate::drivers::storage::{ContainerRoots, PackedRoot};
+use crate::drivers::storage::{ContainerRoots, PackedRoot, Volume};
 
 #[async_trait]
 impl ContainerRoots for Pools {
@@ -59,5 +59,9 @@ impl ContainerRoots for Pools {
 
     async fn rooted(&self) -> Result<Vec<VmUuid>, DriverError> {
         self.first.rooted().await
+    }
+
+    async fn root_volumes(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError> {
+        self.first.root_volumes(vm).await
     }
 }

@@ -12,7 +12,7 @@ use super::SimStorage;
 use super::pool::{SIM_ROOT, SimRoot};
 use crate::drivers::DriverError;
 use crate::drivers::storage::roots::{ContainerRoots, PackedRoot, no_root, of_another};
-use crate::drivers::storage::snapshot_not_found;
+use crate::drivers::storage::{Identity, Role, Volume, snapshot_not_found};
 
 #[async_trait]
 impl ContainerRoots for SimStorage {
@@ -141,5 +141,22 @@ impl ContainerRoots for SimStorage {
         let vms: BTreeSet<VmUuid> =
             content.roots.keys().chain(content.stashed_roots.keys()).copied().collect();
         Ok(vms.into_iter().collect())
+    }
+
+    async fn root_volumes(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError> {
+        let content = self.pool.0.lock();
+        let volume = |(root, is_aside): (&SimRoot, bool)| Volume {
+            vm,
+            role: Role::Root,
+            is_aside,
+            identity: Some(Identity::of_root(vm, &self.name, &root.owner, Some(root.image))),
+            pool: self.name.clone(),
+            path: super::path(vm, Role::Root, is_aside),
+            size_bytes: None,
+            used_bytes: 0,
+        };
+        let here = content.roots.get(&vm).map(|root| (root, false));
+        let aside = content.stashed_roots.get(&vm).map(|root| (root, true));
+        Ok(here.into_iter().chain(aside).map(volume).collect())
     }
 }
