@@ -95,6 +95,7 @@ fn a_copy_is_what_the_original_is() {
     fs::create_dir(&from).unwrap();
     upper(&from);
     let before = seen(&from);
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     copy_here(&from, &to, &CancellationToken::new()).unwrap();
     assert_eq!(seen(&to), before);
     let inode = |path: &str| to.join(path).symlink_metadata().unwrap().ino();

@@ -8,8 +8,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, ResolveFlags, linkat, mkdirat, mkfifoat, open, openat,
-    openat2, statat, symlinkat, syncfs, unlinkat,
+    AtFlags, FileType, Mode, OFlags, ResolveFlags, chmodat, linkat, mkdirat, mkfifoat, open,
+    openat, openat2, statat, symlinkat, syncfs, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -167,6 +167,7 @@ impl Tree {
         let failed = |error| at(path.given, error);
         let (folder, leaf) = self.place(path)?;
         mkfifoat(folder, leaf, has.mode()).map_err(failed)?;
+        chmodat(folder, leaf, has.mode(), AtFlags::empty()).map_err(failed)?;
         has.give_named(path.given, folder, leaf)
     }
 
@@ -218,6 +219,11 @@ impl Tree {
             }
         }
         names.iter().try_for_each(|name| remove(given, folder.as_fd(), name))
+    }
+
+    /// Gives the root the mode of a folder that an archive does not describe.
+    pub(crate) fn describe_root(&self) -> Result<(), Fault> {
+        rustix::fs::fchmod(&self.root, FOLDER_MODE).map_err(|error| at(b"/", error))
     }
 
     /// Makes all of it durable.
@@ -286,7 +292,9 @@ impl Tree {
         if depth.saturating_sub(self.root_depth) >= self.bounds.depth {
             return invalid(format!("{} is in too many folders", shown(given)));
         }
-        mkdirat(folder, leaf, FOLDER_MODE).map_err(|error| at(given, error))
+        mkdirat(&folder, leaf, FOLDER_MODE).map_err(|error| at(given, error))?;
+        // Whatever this process's umask took away.
+        chmodat(&folder, leaf, FOLDER_MODE, AtFlags::empty()).map_err(|error| at(given, error))
     }
 
     /// Opens a folder by its path within the root; none when it is not there.

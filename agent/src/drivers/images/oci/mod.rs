@@ -101,7 +101,9 @@ fn unpack_here(
     let archive = Archive::open(from)?;
     let image = layout::read(&archive)?;
     let scratch = Scratch::make(root)?;
-    let mut unpacking = Unpacking::new(Tree::open(root, bounds.clone())?, root, bounds, stop);
+    let tree = Tree::open(root, bounds.clone())?;
+    tree.describe_root()?;
+    let mut unpacking = Unpacking::new(tree, root, bounds, stop);
     let count = image.layers.len().max(1);
     for (done, layer) in image.layers.iter().enumerate() {
         progress(u8::try_from(done * 100 / count).unwrap_or(100));

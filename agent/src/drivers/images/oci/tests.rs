@@ -112,6 +112,18 @@ fn files_come_with_their_modes_times_and_content() {
     assert_eq!(fs::read_to_string(place.root().join("etc/new/motd")).unwrap(), "hello");
 }
 
+/// The agent's unit has one that leaves nothing to others; containers have users of their own.
+#[test]
+fn the_umask_takes_nothing_away() {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    let mut pipe = File::of_kind("run/pipe", EntryType::Fifo);
+    pipe.mode = 0o666;
+    let (place, _) = unpacked(&[vec![pipe, File::plain("etc/new/motd", "hello")]]);
+    let modes = ["", "etc", "etc/new", "etc/new/motd", "run", "run/pipe"]
+        .map(|path| fs::metadata(place.root().join(path)).unwrap().permissions().mode() & 0o7777);
+    assert_eq!(modes.map(|mode| format!("{mode:o}")), ["755", "755", "755", "644", "755", "666"]);
+}
+
 #[test]
 fn layers_are_laid_over_each_other_with_deletions() {
     let below = vec![

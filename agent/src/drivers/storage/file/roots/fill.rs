@@ -116,6 +116,7 @@ fn unpack(from: &Path, to: &Path, stop: &CancellationToken) -> Result<(), Fault>
     let archive = File::open(from).map_err(|error| untar::host("open", from, error))?;
     let bounds = Bounds::default();
     let mut tree = Tree::open(to, bounds.clone())?;
+    tree.describe_root()?;
     let mut count = 0_u64;
     let reader = io::BufReader::with_capacity(BUFFER_BYTES, archive.take(bounds.bytes));
     entries(WHAT, reader, &mut |entry| {
