@@ -160,7 +160,7 @@ fn transfers() -> Vec<Row> {
         import.as_object_mut().expect("it is one").shift_remove(name);
         import
     };
-    let container = json!({ "vm": { "brand": "lx" }, "export": "one", "volumes": [] });
+    let strange = json!({ "vm": { "brand": "xen" }, "export": "one", "volumes": [] });
     vec![
         asks("GET /servers/:server_uuid/vms/:uuid/export", "snapshot_name=one")
             .bad_query("snapshot_name=", 409, PARAMETERS)
@@ -176,7 +176,7 @@ fn transfers() -> Vec<Row> {
             .bad_body(&without("vm"), 409, PARAMETERS)
             .bad_body(&without("export"), 409, PARAMETERS)
             .bad_body(&without("volumes"), 409, PARAMETERS)
-            .bad_body(&container, 409, PARAMETERS),
+            .bad_body(&strange, 409, PARAMETERS),
         at_ghost(of_vm("GET /servers/:server_uuid/vms/:uuid/import")),
         asks("PUT /servers/:server_uuid/vms/:uuid/import", &piece)
             .header("content-type: application/octet-stream")
