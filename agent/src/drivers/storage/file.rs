@@ -10,6 +10,7 @@ mod inventory;
 mod removal;
 mod roots;
 mod snapshots;
+mod stamp;
 mod stash;
 mod variables;
 
@@ -22,12 +23,11 @@ use muster_shared::ids::{ImageUuid, ServerUuid, TaskId, VmUuid};
 use muster_shared::reserve::Reserve;
 use muster_shared::units::MIB;
 use muster_shared::wire::Code;
-use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use self::inventory::Sizes;
 use self::roots::RootTurns;
+use self::stamp::Stamp;
 use super::copies::Copies;
 use super::marker::Marker;
 use super::{
@@ -80,19 +80,6 @@ pub struct FileStorage {
     /// Read by who renames a disk, written by who must see every disk under one of its names.
     names: tokio::sync::RwLock<()>,
     root_turns: RootTurns,
-}
-
-/// Who made a disk, in the file beside it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Stamp {
-    server_uuid: ServerUuid,
-    /// None of a disk that was made before the first coordinator.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    cluster_id: Option<Uuid>,
-    vm_uuid: VmUuid,
-    task_id: TaskId,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    image_uuid: Option<ImageUuid>,
 }
 
 impl FileStorage {

@@ -179,8 +179,8 @@ impl ContainerRoots for FileStorage {
                 return Ok(());
             }
         }
-        let _renames = self.names.read().await;
         let _turn = self.root_turns.take(vm).await;
+        let _renames = self.names.read().await;
         self.discard_root(vm, &folder).await?;
         match owner {
             Some(_) => Ok(()),

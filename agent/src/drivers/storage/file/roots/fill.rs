@@ -42,12 +42,11 @@ impl FileStorage {
             return Err(not_being_filled(vm, Role::Root));
         }
         let path = self.import_path(vm);
-        if path.exists() {
-            return Ok(());
-        }
         let made = trees::beside("make room for a root folder", (), move |_| {
             let failed = |error| Fault::Host(files::failed("make", &path, error));
-            let file = File::create(&path).map_err(failed)?;
+            // A crash may have left one without its size, or with what was written to it already.
+            let file = File::options().write(true).create(true).truncate(false).open(&path);
+            let file = file.map_err(failed)?;
             file.set_len(size_bytes).and_then(|()| file.sync_all()).map_err(failed)
         });
         made.await?;
@@ -65,9 +64,10 @@ impl FileStorage {
         let is_there = tokio::fs::metadata(&path).await;
         let size_bytes = is_there.map_err(|_| not_being_filled(vm, Role::Root))?.len();
         check_piece(vm, Role::Root, (offset, data.len()), size_bytes)?;
-        let wanted_bytes = u64::try_from(data.len()).unwrap_or(u64::MAX);
-        trees::check_room(wanted_bytes, &self.root_folder(vm), MIN_FREE_BYTES)?;
+        let root = self.root_folder(vm);
         let written = trees::beside("fill a root folder", (), move |_| {
+            let wanted_bytes = u64::try_from(data.len()).unwrap_or(u64::MAX);
+            trees::check_room(wanted_bytes, &root, MIN_FREE_BYTES)?;
             let failed = |error| Fault::Host(files::failed("write", &path, error));
             let file = File::options().write(true).open(&path).map_err(failed)?;
             file.write_all_at(&data, offset).map_err(failed)?;
