@@ -125,6 +125,7 @@ impl Qemu {
             binary: config.binary.clone(),
             run_dir: config.run_dir.clone(),
             boot_id: boot_id.clone(),
+            kvm_node: PathBuf::from(probe::KVM_NODE),
         };
         let prober = Prober::new(probe, config.accel).await;
         let mut degraded = Vec::new();

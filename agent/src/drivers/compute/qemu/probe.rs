@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const DONE: i32 = 41;
 /// Further runs of both before KVM is judged to be no faster.
 const MORE_RUNS: u32 = 3;
+/// The usual [`Probe::kvm_node`].
+pub(super) const KVM_NODE: &str = "/dev/kvm";
 /// Size of the firmware image, bytes; QEMU wants a multiple of 64 KiB.
 const FIRMWARE_BYTES: usize = 64 * 1024;
 /// Where the processor starts, counted from the image's begin.
@@ -127,6 +129,8 @@ pub(super) struct Probe {
     pub(super) binary: String,
     pub(super) run_dir: PathBuf,
     pub(super) boot_id: String,
+    /// Through which the kernel runs guests.
+    pub(super) kvm_node: PathBuf,
 }
 
 /// The verdict in force. One that nothing works is looked at again whenever a guest is to start:
@@ -253,8 +257,8 @@ impl Probe {
     /// How long the tiny guest took.
     async fn time(&self, accelerator: Accelerator, deadline: Duration) -> Result<Duration, String> {
         if accelerator == Accelerator::Kvm {
-            let node = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
-            node.map_err(|error| format!("/dev/kvm: {error}"))?;
+            let node = std::fs::OpenOptions::new().read(true).write(true).open(&self.kvm_node);
+            node.map_err(|error| format!("{}: {error}", self.kvm_node.display()))?;
         }
         let firmware = self.firmware().map_err(|error| format!("write the probe: {error}"))?;
         let began = self.clock.monotonic();
@@ -351,12 +355,16 @@ fn recall(file: &Path) -> Option<Remembered> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
     use std::sync::Arc;
 
-    use muster_shared::clock::SystemClock;
+    use async_trait::async_trait;
+    use muster_shared::clock::{SystemClock, TokioClock};
 
     use super::*;
-    use crate::host::{Exit, FakeExec, Output};
+    use crate::host::{
+        Detached, Exec, Exit, FakeExec, Output, Piped, RunningChild, SharedExec, Spawned,
+    };
 
     const QEMU: &str = "qemu-system-x86_64";
 
@@ -367,6 +375,7 @@ mod tests {
             binary: QEMU.to_owned(),
             run_dir: run_dir.to_owned(),
             boot_id: "b".to_owned(),
+            kvm_node: PathBuf::from(KVM_NODE),
         }
     }
 
@@ -409,6 +418,71 @@ mod tests {
         let calls = exec.calls().len();
         assert_eq!(prober.verdict_for_start().await, prober.verdict());
         assert_eq!(exec.calls().len(), calls);
+    }
+
+    /// Each run of the probe guest takes the next of these times, ms.
+    #[derive(Debug)]
+    struct Timed {
+        exec: FakeExec,
+        ms: Mutex<VecDeque<u64>>,
+    }
+
+    #[async_trait]
+    impl Exec for Timed {
+        async fn run(
+            &self,
+            command: &Command,
+            cancelled: &CancellationToken,
+        ) -> Result<Output, ExecError> {
+            if command.argv[1] == "-nodefaults" {
+                let ms = self.ms.lock().pop_front().expect("one more run than expected");
+                tokio::time::sleep(Duration::from_millis(ms)).await;
+            }
+            self.exec.run(command, cancelled).await
+        }
+
+        async fn spawn_detached(&self, detached: &Detached) -> Result<Spawned, ExecError> {
+            self.exec.spawn_detached(detached).await
+        }
+
+        async fn spawn_piped(&self, piped: &Piped) -> Result<RunningChild, ExecError> {
+            self.exec.spawn_piped(piped).await
+        }
+
+        fn supervisor(&self) -> &'static str {
+            "direct"
+        }
+    }
+
+    /// The verdict on a host where the runs take these times, in their order: emulated, KVM, and then
+    /// always KVM first. Also how many of them were not needed.
+    async fn judged(ms: &[u64]) -> (Verdict, usize) {
+        let folder = tempfile::tempdir().unwrap();
+        let kvm_node = folder.path().join("kvm");
+        std::fs::write(&kvm_node, "").unwrap();
+        let exec =
+            Arc::new(Timed { exec: qemu(DONE), ms: Mutex::new(ms.iter().copied().collect()) });
+        let probe = Probe {
+            exec: Arc::clone(&exec) as SharedExec,
+            clock: Arc::new(TokioClock::new(jiff::Timestamp::UNIX_EPOCH)),
+            kvm_node,
+            ..probe(&Arc::default(), folder.path())
+        };
+        let verdict = probe.verdict(Choice::Auto).await;
+        let left = exec.ms.lock().len();
+        (verdict, left)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_best_of_several_runs_counts() {
+        let (quick, left) = judged(&[200, 90, 1]).await;
+        assert_eq!((quick.accelerator, left), (Some(Accelerator::Kvm), 1), "{quick:?}");
+        // The host is busy at first, and its emulated guest had a good moment.
+        let (busy, left) = judged(&[200, 900, 400, 210, 90, 500, 1]).await;
+        assert_eq!((busy.accelerator, left), (Some(Accelerator::Kvm), 1), "{busy:?}");
+        let (slow, left) = judged(&[100, 110, 120, 105, 101, 300, 900, 900]).await;
+        assert_eq!((slow.accelerator, left), (Some(Accelerator::Tcg), 0));
+        assert_eq!(slow.degraded, ["kvm: KVM works, but no faster than emulation"]);
     }
 
     #[tokio::test]
