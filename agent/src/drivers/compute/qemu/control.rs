@@ -198,7 +198,14 @@ fn note(
             true
         }
         Event::WATCHDOG { data, .. } => {
-            *cause = Some(format!("the guest's watchdog fired ({:?})", data.action).into());
+            let action = qapi::Enum::name(&data.action);
+            *cause = Some(format!("the guest's watchdog fired ({action})").into());
+            true
+        }
+        Event::MEMORY_FAILURE { data, .. } => {
+            // In the host's memory, or in that which the guest has of it.
+            let action = qapi::Enum::name(&data.action);
+            *cause = Some(format!("memory failed ({action})").into());
             true
         }
         Event::RESET { .. } => {
@@ -215,6 +222,8 @@ fn note(
             false
         }
         Event::RESUME { .. } => {
+            // It was for the last time that the guest stood still.
+            *cause = None;
             // A guest that boots keeps its hypervisor busy: the next answer may take a while.
             control.send_if_modified(|control| {
                 let known = control.qmp.is_some();
@@ -261,8 +270,10 @@ fn publish(qmp: &Arc<Qmp>, status: &Value, cause: Option<&str>, control: &watch:
     };
     let reason = match activity {
         Activity::Running | Activity::Prelaunch => None,
+        // As it was asked to when the guest's watchdog fires: the event has said more.
+        Activity::Paused if word == "watchdog" => Some(cause.unwrap_or(word).to_owned()),
         Activity::Paused => Some(format!("the hypervisor says {word:?}")),
-        Activity::Broken => Some("the hypervisor failed: see its log".to_owned()),
+        Activity::Broken => Some(cause.unwrap_or("the hypervisor failed: see its log").to_owned()),
         Activity::IoError | Activity::Panicked => Some(cause.unwrap_or(word).to_owned()),
     };
     control.send_modify(|control| {
@@ -275,13 +286,20 @@ fn publish(qmp: &Arc<Qmp>, status: &Value, cause: Option<&str>, control: &watch:
 #[cfg(test)]
 mod tests {
     use muster_shared::clock::SystemClock;
+    use serde_json::json;
     use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
     use tokio::net::UnixListener;
 
     use super::*;
 
-    /// One whose CPUs stand still, and that answers nothing any more once they run.
-    async fn busy_hypervisor(listener: UnixListener) {
+    /// What a hypervisor says once its CPUs, which stood still, were told to run.
+    struct Script {
+        events: Vec<&'static str>,
+        /// Its status from then on; `None`: it answers nothing any more.
+        status: Option<&'static str>,
+    }
+
+    async fn hypervisor(listener: UnixListener, script: Script) {
         let (mut stream, _) = listener.accept().await.unwrap();
         let (reader, mut writer) = stream.split();
         let mut lines = BufReader::new(reader).lines();
@@ -290,27 +308,32 @@ mod tests {
         writer.write_all(format!("{}\n", greeting.replace('\n', "")).as_bytes()).await.unwrap();
         let mut runs = false;
         while let Some(line) = lines.next_line().await.unwrap() {
-            let answer = match &line {
-                line if line.contains("query-status") && runs => continue,
-                line if line.contains("query-status") => {
-                    r#"{"return": {"status": "prelaunch", "running": false}}"#
-                }
-                line if line.contains("cont") => {
-                    runs = true;
-                    "{\"timestamp\": {\"seconds\": 1, \"microseconds\": 1}, \"event\": \"RESUME\"}\n\
-                     {\"return\": {}}"
-                }
-                _ => r#"{"return": {}}"#,
+            let status = if runs { script.status } else { Some("prelaunch") };
+            let answer = match (line.contains("query-status"), status) {
+                (true, None) => continue,
+                (true, Some(status)) => json!({"status": status, "running": false}),
+                (false, _) => json!({}),
             };
+            if line.contains("cont") {
+                runs = true;
+                for event in &script.events {
+                    let at = json!({"seconds": 1, "microseconds": 1});
+                    let mut event: Value = serde_json::from_str(event).unwrap();
+                    event["timestamp"] = at;
+                    writer.write_all(format!("{event}\n").as_bytes()).await.unwrap();
+                }
+            }
+            let answer = json!({"return": answer});
             writer.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
         }
     }
 
-    #[tokio::test]
-    async fn a_guest_whose_hypervisor_says_that_it_goes_on_runs() {
+    /// What is known of such a guest once it satisfies `done`.
+    async fn known_of(script: Script, done: impl FnMut(&Control) -> bool) -> Control {
         let dir = tempfile::tempdir().unwrap();
         let sockets = [dir.path().join("first"), dir.path().join("second")];
-        let hypervisor = tokio::spawn(busy_hypervisor(UnixListener::bind(&sockets[0]).unwrap()));
+        let listener = UnixListener::bind(&sockets[0]).unwrap();
+        let hypervisor = tokio::spawn(hypervisor(listener, script));
         let (control, mut seen) = watch::channel(Control::default());
         let following = tokio::spawn(async move {
             let clock: SharedClock = Arc::new(SystemClock::new());
@@ -320,8 +343,35 @@ mod tests {
             |control: &Control| control.activity == Activity::Prelaunch && control.qmp.is_some();
         let qmp = seen.wait_for(known).await.unwrap().qmp.clone().unwrap();
         qmp.execute::<qmp::Cont>().await.unwrap();
-        seen.wait_for(|control| control.activity == Activity::Running).await.unwrap();
+        let known = tokio::time::timeout(Duration::from_secs(30), seen.wait_for(done)).await;
+        let known = known.expect("the guest is told of in time").unwrap().clone();
         following.abort();
         hypervisor.abort();
+        known
+    }
+
+    #[tokio::test]
+    async fn a_guest_whose_hypervisor_says_that_it_goes_on_runs() {
+        let script = Script { events: vec![r#"{"event": "RESUME"}"#], status: None };
+        known_of(script, |control| control.activity == Activity::Running).await;
+    }
+
+    #[tokio::test]
+    async fn why_a_guest_stands_still_is_what_its_hypervisor_said_last() {
+        let stop = r#"{"event": "STOP"}"#;
+        let watchdog = r#"{"event": "WATCHDOG", "data": {"action": "pause"}}"#;
+        let script = Script { events: vec![watchdog, stop], status: Some("watchdog") };
+        let paused = |control: &Control| control.activity == Activity::Paused;
+        let control = known_of(script, paused).await;
+        assert_eq!(control.reason.as_deref(), Some("the guest's watchdog fired (pause)"));
+        let memory = r#"{"event": "MEMORY_FAILURE", "data": {"recipient": "hypervisor",
+            "action": "fatal", "flags": {"action-required": false, "recursive": false}}}"#;
+        let script = Script { events: vec![memory, stop], status: Some("internal-error") };
+        let broken = |control: &Control| control.activity == Activity::Broken;
+        let control = known_of(script, broken).await;
+        assert_eq!(control.reason.as_deref(), Some("memory failed (fatal)"));
+        let script = Script { events: vec![watchdog, stop], status: Some("paused") };
+        let control = known_of(script, paused).await;
+        assert_eq!(control.reason.as_deref(), Some("the hypervisor says \"paused\""));
     }
 }
