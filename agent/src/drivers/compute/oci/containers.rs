@@ -128,7 +128,7 @@ impl Containers {
         let one = Arc::clone(self.starting.lock().entry(vm.uuid).or_default());
         let _one = one.lock().await;
         // An agent that died while it started this container may have left it on the way.
-        self.table.look()?;
+        self.table.look_aside().await?;
         if self.get(vm.uuid).is_some() {
             return self.until_ready(vm.uuid, None).await;
         }

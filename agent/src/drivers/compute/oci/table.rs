@@ -28,6 +28,7 @@ pub(super) const START_TASK: &str = "MUSTER_TASK_ID";
 const LOOK_PERIOD: Duration = Duration::from_secs(60);
 /// Between attempts to wait for a process after one failed.
 const RETRY: Duration = Duration::from_millis(100);
+const LOOK: &str = "look for containers in the process table";
 
 /// A container that runs.
 #[derive(Clone, Debug)]
@@ -80,6 +81,8 @@ pub(super) struct Table {
     changes: watch::Sender<u64>,
     content: Mutex<Content>,
     closing: CancellationToken,
+    /// Two looks at once would both find, and follow, the same container.
+    looking: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -97,8 +100,8 @@ impl Table {
         boot_id: String,
         closing: CancellationToken,
     ) -> Arc<Self> {
-        let (changes, content) = (watch::channel(0).0, Mutex::default());
-        Arc::new(Self { data_dir, run_dir, clock, boot_id, changes, content, closing })
+        let (changes, content, looking) = (watch::channel(0).0, Mutex::default(), Mutex::default());
+        Arc::new(Self { data_dir, run_dir, clock, boot_id, changes, content, closing, looking })
     }
 
     pub(super) fn boot_id(&self) -> &str {
@@ -209,7 +212,8 @@ impl Table {
     /// # Errors
     /// The process table can't be read. Then nothing is known, and "stopped" would be a lie.
     pub(super) fn look(self: &Arc<Self>) -> Result<usize, DriverError> {
-        let failed = |error| DriverError::failed("look for containers in the process table", error);
+        let failed = |error| DriverError::failed(LOOK, error);
+        let _looking = self.looking.lock();
         let mut found: BTreeMap<VmUuid, Option<ProcessId>> =
             self.monitors().map_err(failed)?.into_iter().map(|(vm, it)| (vm, Some(it))).collect();
         for vm in self.noted().map_err(failed)? {
@@ -228,6 +232,14 @@ impl Table {
             }
         }
         Ok(found.len())
+    }
+
+    /// As [`look`](Self::look), beside the async threads: a host may have many processes.
+    #[expect(clippy::disallowed_methods, reason = "this is a driver")]
+    pub(super) async fn look_aside(self: &Arc<Self>) -> Result<usize, DriverError> {
+        let table = Arc::clone(self);
+        let looked = tokio::task::spawn_blocking(move || table.look()).await;
+        looked.unwrap_or_else(|error| Err(DriverError::failed(LOOK, io::Error::other(error))))
     }
 
     /// Every monitor that runs.
@@ -371,7 +383,7 @@ impl Table {
                 if table.closing.run_until_cancelled(pause).await.is_none() {
                     return;
                 }
-                if let Err(error) = table.look() {
+                if let Err(error) = table.look_aside().await {
                     tracing::warn!(error = %Chain(&error), "containers may be missing");
                 }
             }

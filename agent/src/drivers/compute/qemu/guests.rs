@@ -199,7 +199,7 @@ impl Guests {
         let one = Arc::clone(self.starting.lock().entry(vm.uuid).or_default());
         let _one = one.lock().await;
         // An agent that died while it started this VM may have left its process on the way.
-        self.table.look_until_settled()?;
+        self.table.look_until_settled().await?;
         if let Some(guest) = self.table.get(vm.uuid) {
             return adopt(vm.uuid, &guest).await;
         }

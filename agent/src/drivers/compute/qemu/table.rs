@@ -39,6 +39,8 @@ const SETTLE: Duration = Duration::from_secs(10);
 /// How often the logs of a guest are looked at.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
+const LOOK: &str = "look for guests in the process table";
+
 type ExitReceiver = watch::Receiver<Option<Exit>>;
 
 /// Who follows the guests.
@@ -68,6 +70,8 @@ pub(super) struct GuestTable {
     changes: watch::Sender<u64>,
     content: Mutex<Content>,
     closing: CancellationToken,
+    /// Two looks at once would both find, and follow, the same guest.
+    looking: Mutex<()>,
     opened_at: Duration,
     /// A look has found all that an earlier agent had begun to start.
     has_settled: AtomicBool,
@@ -125,6 +129,7 @@ impl GuestTable {
             changes,
             content,
             closing,
+            looking: Mutex::default(),
             opened_at,
             has_settled,
         })
@@ -235,7 +240,8 @@ impl GuestTable {
     /// # Errors
     /// The process table can't be read. Then nothing is known, and "stopped" would be a lie.
     pub(super) fn look(self: &Arc<Self>) -> Result<usize, DriverError> {
-        let failed = |error| DriverError::failed("look for guests in the process table", error);
+        let failed = |error| DriverError::failed(LOOK, error);
+        let _looking = self.looking.lock();
         let age = self.clock.monotonic().saturating_sub(self.opened_at);
         let found = self.search.all().map_err(failed)?;
         for (&vm, &process) in &found {
@@ -289,8 +295,19 @@ impl GuestTable {
     ///
     /// # Errors
     /// As [`look`](Self::look).
-    pub(super) fn look_until_settled(self: &Arc<Self>) -> Result<(), DriverError> {
-        if self.has_settled.load(Ordering::Relaxed) { Ok(()) } else { self.look().map(drop) }
+    pub(super) async fn look_until_settled(self: &Arc<Self>) -> Result<(), DriverError> {
+        match self.has_settled.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => self.look_aside().await.map(drop),
+        }
+    }
+
+    /// As [`look`](Self::look), beside the async threads: a host may have many processes.
+    #[expect(clippy::disallowed_methods, reason = "this is a driver")]
+    async fn look_aside(self: &Arc<Self>) -> Result<usize, DriverError> {
+        let table = Arc::clone(self);
+        let looked = tokio::task::spawn_blocking(move || table.look()).await;
+        looked.unwrap_or_else(|error| Err(DriverError::failed(LOOK, std::io::Error::other(error))))
     }
 
     /// Finds guests that an agent had just begun to start when it died.
@@ -303,7 +320,7 @@ impl GuestTable {
                 if table.closing.run_until_cancelled(pause).await.is_none() {
                     return;
                 }
-                if let Err(error) = table.look() {
+                if let Err(error) = table.look_aside().await {
                     tracing::warn!(error = %Chain(&error), "guests may be missing");
                 }
             }
