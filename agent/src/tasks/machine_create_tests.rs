@@ -4,8 +4,8 @@ use muster_shared::units::MIB;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
+use super::HANDLERS;
 use super::machine_tests::{Host, IMAGE, act, create_params, one_vm, run, uuid};
-use super::{HANDLERS, machine};
 use crate::drivers::compute::nocloud;
 use crate::drivers::faults::Fault;
 use crate::drivers::storage::sim::SimImage;
@@ -61,7 +61,8 @@ async fn a_guest_is_told_no_address_that_its_network_does_not_have() {
     let nics = json!([{
         "nic_tag": "admin", "ips": ["192.0.2.17/24"], "gateways": ["192.0.2.1"], "primary": true,
     }]);
-    let wanted = create_params(json!({ "nics": nics, "resolvers": ["192.0.2.53"] }));
+    let wanted = json!({ "nics": nics, "resolvers": ["192.0.2.53"], "autoboot": false });
+    let wanted = create_params(wanted);
     let made = run(&host.context(&drivers, &wanted), "machine_create", false).await.unwrap();
     assert_eq!(made["vm"]["nics"][0]["ips"], json!(["192.0.2.17/24"]), "the record keeps it");
     let record = drivers.vms.get(uuid()).unwrap();
@@ -70,9 +71,14 @@ async fn a_guest_is_told_no_address_that_its_network_does_not_have() {
         seed.windows(text.len()).any(|bytes| bytes == text.as_bytes())
     };
     assert!(has(&record, "192.0.2.17"));
-    let shown = machine::for_guest(record, &[]);
-    assert!(!has(&shown, "192.0.2.17") && !has(&shown, "192.0.2.1\""));
-    assert!(has(&shown, "192.0.2.53") && has(&shown, "dhcp4"));
+    let is_reachable = |given: &VmRecord| {
+        assert!(!has(given, "192.0.2.17") && !has(given, "192.0.2.1\""));
+        assert!(has(given, "192.0.2.53") && has(given, "dhcp4"));
+    };
+    assert_eq!(host.guests.starts(uuid()), 0);
+    is_reachable(&host.guests.record(uuid()).unwrap());
+    act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
+    is_reachable(&host.guests.record(uuid()).unwrap());
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::machine_tests::{Host, act, one_vm, params, run, uuid};
+use crate::vms::VmRecord;
 
 #[tokio::test(start_paused = true)]
 async fn power_tasks_say_when_there_is_nothing_to_do() {
@@ -32,6 +33,27 @@ async fn power_tasks_say_when_there_is_nothing_to_do() {
     assert_eq!(rebooted["vm"]["state"], "running");
     let bad = act(&host, &drivers, "machine_shutdown", json!({ "timeout": [] })).await;
     assert!(bad.unwrap_err().message.contains("Invalid type: \"object\" for timeout"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_keeps_the_machine_type_of_its_first_start() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let machine_types = || {
+        let given = host.guests.record(uuid()).unwrap().machine_type;
+        (drivers.vms.get(uuid()).unwrap().machine_type, given)
+    };
+    let first = (Some("sim-1".to_owned()), Some("sim-1".to_owned()));
+    assert_eq!(machine_types(), first);
+    host.guests.upgrade();
+    act(&host, &drivers, "machine_reboot", json!({})).await.unwrap();
+    act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
+    let booted = act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
+    assert_eq!(machine_types(), first);
+    assert_eq!(booted["vm"]["machine_type"], "sim-1");
+    // A VM of that host that is new has the newer one.
+    let other = VmRecord { machine_type: None, ..drivers.vms.get(uuid()).unwrap() };
+    assert_eq!(drivers.compute.machine_type(&other).as_deref(), Some("sim-2"));
 }
 
 #[tokio::test(start_paused = true)]

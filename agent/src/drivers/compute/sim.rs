@@ -98,7 +98,10 @@ struct Content {
     last_pid: u32,
     running: BTreeMap<VmUuid, Guest>,
     exits: BTreeMap<VmUuid, i32>,
-    prepared: BTreeSet<VmUuid>,
+    /// Records that the driver made ready for, or started from, last.
+    prepared: BTreeMap<VmUuid, VmRecord>,
+    /// Counts up when the host gets another hypervisor.
+    upgrades: u32,
     ignores_acpi: BTreeSet<VmUuid>,
     kept_nics: BTreeSet<(VmUuid, usize)>,
     kept_disks: BTreeSet<(VmUuid, u32)>,
@@ -186,7 +189,18 @@ impl SimGuests {
     /// VMs that left something outside storage, e.g. a metadata disk.
     #[must_use]
     pub fn leftovers(&self) -> BTreeSet<VmUuid> {
-        self.content.lock().prepared.clone()
+        self.content.lock().prepared.keys().copied().collect()
+    }
+
+    /// The record that a VM's metadata and process were made from.
+    #[must_use]
+    pub fn record(&self, vm: VmUuid) -> Option<VmRecord> {
+        self.content.lock().prepared.get(&vm).cloned()
+    }
+
+    /// The host gets a newer hypervisor, whose machines are of another version.
+    pub fn upgrade(&self) {
+        self.content.lock().upgrades += 1;
     }
 
     /// The guest will not react to its power button.
@@ -272,7 +286,7 @@ impl SimCompute {
         let ram_mib = record.number("ram").unwrap_or(256);
         let started_at_ms = u64::try_from(self.clock.wall().as_millisecond()).unwrap_or(0);
         let mut content = self.guests.content.lock();
-        content.prepared.insert(vm);
+        content.prepared.insert(vm, record.clone());
         if content.running.contains_key(&vm) {
             return;
         }
@@ -381,7 +395,7 @@ impl Compute for SimCompute {
 
     fn holds(&self, vm: VmUuid) -> bool {
         let content = self.guests.content.lock();
-        content.running.contains_key(&vm) || content.prepared.contains(&vm)
+        content.running.contains_key(&vm) || content.prepared.contains_key(&vm)
     }
 
     fn abilities(&self) -> Abilities {
@@ -399,7 +413,8 @@ impl Compute for SimCompute {
     }
 
     fn machine_type(&self, vm: &VmRecord) -> Option<String> {
-        vm.machine_type.clone().or_else(|| Some("sim-1".to_owned()))
+        let newest = format!("sim-{}", self.guests.content.lock().upgrades + 1);
+        vm.machine_type.clone().or(Some(newest))
     }
 
     fn changes(&self) -> watch::Receiver<u64> {
@@ -408,7 +423,7 @@ impl Compute for SimCompute {
 
     async fn prepare(&self, vm: &VmRecord) -> Result<(), DriverError> {
         let prepare = || {
-            self.guests.content.lock().prepared.insert(vm.uuid);
+            self.guests.content.lock().prepared.insert(vm.uuid, vm.clone());
             Ok(())
         };
         self.faults.call("compute.prepare", prepare).await
