@@ -26,10 +26,10 @@ use muster_shared::wire::Code;
 use tokio_util::sync::CancellationToken;
 
 use self::inventory::Sizes;
-use self::roots::RootTurns;
 use self::stamp::Stamp;
 use super::copies::Copies;
 use super::marker::Marker;
+use super::turns::RootTurns;
 use super::{
     Bases, Disk, DiskSpec, MIN_FREE_BYTES, RESERVE_BYTES, RecordCopy, Role, SnapshotPiece, Storage,
     Usage, Variables, Volume, VolumeSnapshot, lock, qcow2,

@@ -5,8 +5,10 @@ pub mod conformance;
 mod copies;
 mod file;
 mod fill;
+mod imports;
 mod lock;
 mod marker;
+mod packs;
 mod pools;
 pub mod qcow2;
 mod question;
@@ -15,6 +17,7 @@ mod roots;
 pub mod sim;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod wishes;
 pub mod zfs;
 

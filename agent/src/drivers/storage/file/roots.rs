@@ -8,7 +8,6 @@ mod fill;
 mod packs;
 mod snapshots;
 mod stash;
-mod turns;
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
@@ -26,8 +25,6 @@ use crate::drivers::storage::roots::{ContainerRoots, PackedRoot, no_root};
 use crate::drivers::storage::{Bases, Identity, Role, Volume};
 use crate::drivers::trees::{self, Measure};
 use crate::host::mounts::{self, Overlay};
-
-pub(super) use self::turns::RootTurns;
 
 /// The folder of the roots in the storage folder.
 const ROOTS: &str = "roots";

@@ -9,13 +9,11 @@ use tokio::sync::OwnedMutexGuard;
 
 /// The turns at the roots of VMs.
 #[derive(Debug, Default)]
-pub(in super::super) struct RootTurns(Mutex<BTreeMap<VmUuid, Arc<tokio::sync::Mutex<()>>>>);
+pub(super) struct RootTurns(Mutex<BTreeMap<VmUuid, Arc<tokio::sync::Mutex<()>>>>);
 
 impl RootTurns {
-    /// Waits for the turn; it ends when it is dropped. Whoever renames as well takes it before
-    /// [`FileStorage::names`]: a copy that takes its time to stop would hold up all who wait for those.
-    ///
-    /// [`FileStorage::names`]: super::FileStorage
+    /// Waits for the turn; it ends when it is dropped. Whoever renames as well takes it before the lock
+    /// of those: a copy that takes its time to stop would hold up all who wait for that.
     pub(super) async fn take(&self, vm: VmUuid) -> OwnedMutexGuard<()> {
         let turn = Arc::clone(self.0.lock().entry(vm).or_default());
         turn.lock_owned().await
