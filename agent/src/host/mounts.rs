@@ -48,6 +48,17 @@ pub fn show_over(lower: &Path, upper: &Path, at: &Path) -> io::Result<()> {
     Ok(mount(Some("overlay"), at, Some("overlay"), flags, Some(options.as_str()))?)
 }
 
+/// Mounts a file system of a ZFS pool, or a snapshot of one to be read only, whatever it says of where it
+/// belongs.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn dataset(name: &str, at: &Path) -> io::Result<()> {
+    let read_only = if name.contains('@') { MsFlags::MS_RDONLY } else { MsFlags::empty() };
+    let flags = MsFlags::MS_NODEV | MsFlags::MS_NOATIME | read_only;
+    Ok(mount(Some(name), at, Some("zfs"), flags, None::<&str>)?)
+}
+
 /// As the overlay's options have a path.
 fn escaped(path: &Path, special: &[char]) -> io::Result<String> {
     let text = path.to_str().ok_or(io::ErrorKind::InvalidInput)?;
@@ -84,28 +95,48 @@ pub fn unmount(at: &Path) -> io::Result<()> {
 /// # Errors
 /// The kernel does not tell.
 pub fn is_mounted(at: &Path) -> io::Result<bool> {
+    Ok(mounted(at)?.is_some())
+}
+
+/// What is mounted on this folder, as the kernel calls it: of ZFS the dataset, by the name that it has
+/// now.
+///
+/// # Errors
+/// The kernel does not tell.
+pub fn mounted(at: &Path) -> io::Result<Option<String>> {
     let at = match at.canonicalize() {
         Ok(at) => at,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
     let mounts = std::fs::read_to_string(MOUNTS)?;
-    Ok(mounts.lines().filter_map(place).any(|place| place == at))
+    // Of several the last one is seen.
+    let line = mounts.lines().rev().find(|line| place(line).is_some_and(|place| place == at));
+    Ok(line.map(|line| source(line).unwrap_or_default()))
 }
 
-/// The place in a line of `mountinfo`, where blanks are written as octal numbers.
+/// The place in a line of `mountinfo`.
 fn place(line: &str) -> Option<PathBuf> {
-    let field = line.split(' ').nth(4)?;
-    let mut place = String::with_capacity(field.len());
+    plain(line.split(' ').nth(4)?).map(PathBuf::from)
+}
+
+/// What is mounted there.
+fn source(line: &str) -> Option<String> {
+    plain(line.split_once(" - ")?.1.split(' ').nth(1)?)
+}
+
+/// A field of a line, in which blanks are written as octal numbers.
+fn plain(field: &str) -> Option<String> {
+    let mut text = String::with_capacity(field.len());
     let mut rest = field;
     while let Some((plain, escaped)) = rest.split_once('\\') {
-        place.push_str(plain);
+        text.push_str(plain);
         let code = u8::from_str_radix(escaped.get(..3)?, 8).ok()?;
-        place.push(char::from(code));
+        text.push(char::from(code));
         rest = escaped.get(3..)?;
     }
-    place.push_str(rest);
-    Some(PathBuf::from(place))
+    text.push_str(rest);
+    Some(text)
 }
 
 #[cfg(test)]
@@ -122,7 +153,11 @@ mod tests {
     fn places_are_read_as_the_kernel_writes_them() {
         let line = "31 23 0:28 / /a\\040b rw,relatime - overlay overlay rw";
         assert_eq!(place(line), Some(PathBuf::from("/a b")));
+        assert_eq!(source(line).as_deref(), Some("overlay"));
+        let line = "41 23 0:30 / /run/a rw,noatime shared:9 - zfs zones/a\\040b/root rw,xattr";
+        assert_eq!(source(line).as_deref(), Some("zones/a b/root"));
         assert_eq!(place("31 23"), None);
+        assert_eq!(mounted(Path::new("/proc")).unwrap().as_deref(), Some("proc"));
         assert!(is_mounted(Path::new("/proc")).unwrap());
         assert!(!is_mounted(Path::new("/proc/self/absent")).unwrap());
         unmount(Path::new("/nonexistent")).unwrap();
