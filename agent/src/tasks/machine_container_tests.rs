@@ -126,6 +126,31 @@ async fn snapshots_of_a_root_are_taken_gone_back_to_and_deleted() {
     assert_eq!(rolled["vm"]["state"], "stopped");
 }
 
+/// Its quota changes while it runs; one that can't be had leaves all as it was.
+#[tokio::test(start_paused = true)]
+async fn a_root_is_kept_as_its_record_says() {
+    let host = Host::of_containers();
+    let drivers = one_container(&host).await;
+    let quota = |host: &Host| host.pool.root_wishes(uuid()).unwrap().quota_bytes;
+    assert_eq!(quota(&host), Some(10 << 30), "what a VM has that names none");
+    let change = json!({ "quota": 20, "zfs_root_compression": "zstd" });
+    for fault in [Fault::before(), Fault::after()] {
+        host.faults.fail_nth("storage.change_root", 1, fault);
+        act(&host, &drivers, "machine_update", change.clone()).await.unwrap_err();
+        assert_eq!(quota(&host), Some(10 << 30));
+        assert_eq!(drivers.vms.get(uuid()).unwrap().number("quota"), Some(10));
+    }
+    let done = act(&host, &drivers, "machine_update", change).await.unwrap();
+    assert_eq!((&done["vm"]["quota"], &done["vm"]["state"]), (&json!(20), &json!("running")));
+    assert_eq!((quota(&host), host.guests.starts(uuid())), (Some(20 << 30), 1));
+    act(&host, &drivers, "machine_update", json!({ "quota": 0 })).await.unwrap();
+    assert_eq!(quota(&host), None);
+    let image = json!({ "image_uuid": CONTAINER_IMAGE });
+    act(&host, &drivers, "machine_reprovision", image).await.unwrap();
+    let compression = host.pool.root_wishes(uuid()).unwrap().compression;
+    assert_eq!(compression.as_deref(), Some("zstd"));
+}
+
 /// Held still while it is copied, and then as before; also when the agent dies anywhere in between.
 #[tokio::test(start_paused = true)]
 async fn a_snapshot_holds_a_container_still_and_lets_it_go_on() {

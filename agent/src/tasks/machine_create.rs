@@ -19,7 +19,7 @@ use super::steps::{Row, steps};
 use super::wait_guest;
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
-use crate::drivers::storage::{self, DiskSpec, Wishes};
+use crate::drivers::storage::{self, DiskSpec, RootWishes, Wishes};
 use crate::vms::{self, StorageState, VmRecord, payload};
 
 const OPERATION: &str = "vmadm.create";
@@ -240,8 +240,9 @@ impl Create {
         let incomplete = |record: &mut VmRecord| record.storage = StorageState::Incomplete;
         let record = drivers.vms.update(self.vm, incomplete).await?;
         if record.is_container() {
-            let image = container::image(&self.properties)?;
-            let made = drivers.storage.create_root(self.vm, image, &ctx.task_id).await;
+            let (image, wishes) =
+                (container::image(&self.properties)?, RootWishes::of(&record.properties));
+            let made = drivers.storage.create_root(self.vm, image, &wishes, &ctx.task_id).await;
             made.map_err(failed(OPERATION))?;
         }
         let pools = drivers.storage.pools();

@@ -18,7 +18,7 @@ use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure, snapshot};
-use crate::drivers::storage::{DiskSpec, Wishes};
+use crate::drivers::storage::{DiskSpec, RootWishes, Wishes};
 use crate::vms::VmRecord;
 
 const OPERATION: &str = "vmadm.reprovision";
@@ -156,7 +156,9 @@ impl Reprovision {
     async fn clone_image(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let drivers = &ctx.drivers;
         if self.is_container(ctx) {
-            let made = drivers.storage.create_root(self.vm, self.image, &ctx.task_id).await;
+            let wishes = RootWishes::of(&machine::record(ctx, OPERATION, self.vm)?.properties);
+            let storage = &drivers.storage;
+            let made = storage.create_root(self.vm, self.image, &wishes, &ctx.task_id).await;
             return made.map_err(failed(OPERATION));
         }
         let image = drivers.images.get(self.image).await.map_err(failed(OPERATION))?;

@@ -19,7 +19,7 @@ use super::steps::{Row, steps};
 use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure, guest_nics};
 use crate::drivers::compute::LIMITED_BY;
-use crate::drivers::storage::{bytes_of, is_device};
+use crate::drivers::storage::{RootWishes, bytes_of, is_device};
 use crate::node::Drivers;
 use crate::vm_record::disks::{numbered, with_number};
 use crate::vm_record::image_of;
@@ -74,6 +74,7 @@ const STEPS: &[Row<Update>] = steps![
     ("disks", 45, settle_disks, undo unsettle_disks),
     ("nics", 60, settle_nics, undo unsettle_nics),
     ("memory", 70, set_memory, undo reset_memory),
+    ("root", 72, change_root, undo unchange_root),
     ("record", 75, record),
     ("stop", 85, stop),
     ("start", 93, start),
@@ -262,6 +263,32 @@ impl Update {
             return Ok(());
         }
         ctx.drivers.compute.set_memory(self.vm, before).await.map_err(failed(OPERATION))
+    }
+
+    async fn change_root(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let Some((_, wanted)) = self.root_wishes(ctx, &ctx.notes()?)? else { return Ok(()) };
+        let changed = ctx.drivers.storage.change_root(self.vm, &wanted).await;
+        changed.map_err(failed(OPERATION))
+    }
+
+    /// Unless the record has the change.
+    async fn unchange_root(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let Ok(notes) = ctx.notes::<Notes>() else { return Ok(()) };
+        let Some((before, _)) = self.root_wishes(ctx, &notes)? else { return Ok(()) };
+        let changed = ctx.drivers.storage.change_root(self.vm, &before).await;
+        changed.map_err(failed(OPERATION))
+    }
+
+    /// How a container's root is kept by its record, and how it is to be; `None`: that is the same.
+    fn root_wishes(
+        &self,
+        ctx: &TaskContext,
+        notes: &Notes,
+    ) -> Result<Option<(RootWishes, RootWishes)>, TaskFailure> {
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        let wanted = RootWishes::of(&notes.changed(record.properties.clone()));
+        let before = RootWishes::of(&record.properties);
+        Ok((record.is_container() && before != wanted).then_some((before, wanted)))
     }
 
     async fn record(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {

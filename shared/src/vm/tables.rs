@@ -14,6 +14,7 @@ const UNLOCKED: Effect = Kept("hypervisors lock no memory");
 const NO_CIDS: Effect = Kept("identifiers in DHCP are not filtered");
 const NO_VRRP: Effect = Kept("virtual routers are not set up");
 const FILE: Effect = Kept("a ZFS pool makes the disk so; files grow as they are written");
+const ROOT: Effect = Kept("at once, where roots are in a ZFS pool; files have none of it");
 const CONTAINER: Effect = Ignored("of containers only");
 const DATASET: Effect = Ignored("there are no datasets: disks are files");
 const BY_AGENT: Effect = Ignored("told by the agent, which knows");
@@ -121,7 +122,8 @@ pub const LASTING: &[Property] = &[
     p("package_version", Text(1024), RECORD, "Of its package"),
     p("qemu_extra_opts", Text(1024), NO_RAW, "Of the hypervisor"),
     p("qemu_opts", Text(1024), NO_RAW, "Of the hypervisor"),
-    p("quota", Gib, Live, "Disk quota, GiB; 0: none").on_containers(KEPT_YET),
+    // An update with 0 is no wish for the default.
+    p("quota", Gib, Live, "Disk quota, GiB; 0: none").on_containers(ROOT).form(Form::AtLeast(0)),
     p(
         "ram",
         Range(0, MAX_RAM_MIB),
@@ -171,8 +173,8 @@ pub const LASTING: &[Property] = &[
     p("zfs_data_recsize", Count, DATASET, "Record size of the delegated dataset, bytes"),
     p("zfs_filesystem_limit", Count, DATASET, "Filesystems below its root dataset"),
     p("zfs_io_priority", Count, Live, "Its weight among VMs that compete for disks").on_containers(KEPT_YET),
-    p("zfs_root_compression", Text(64), DATASET, "Compression of the root dataset"),
-    p("zfs_root_recsize", Count, DATASET, "Record size of the root dataset, bytes"),
+    p("zfs_root_compression", Text(64), DATASET, "Compression of the root dataset").on_containers(ROOT),
+    p("zfs_root_recsize", Count, DATASET, "Record size of the root dataset, bytes").on_containers(ROOT),
     p("zfs_snapshot_limit", Count, DATASET, "Snapshots of its root dataset"),
     p("zlog_max_size", Count, CONTAINER, "Bytes of console log that are kept").on_containers(KEPT_YET),
 ];
@@ -453,7 +455,7 @@ mod tests {
             let in_its_unit = if size.name == "quota" { 1024 } else { 1 };
             assert_eq!(of_vm.limits().map(|(_, most)| most * in_its_unit), Some(most), "{name}");
             assert_eq!(of_vm.effect, size.effect, "{name}");
-            if of_vm.form != Form::Any {
+            if !matches!(of_vm.form, Form::Any | Form::AtLeast(0)) {
                 assert_eq!(of_vm.form, size.form, "{name}");
             }
         }

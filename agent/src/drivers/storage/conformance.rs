@@ -13,7 +13,7 @@ use super::{Dependents, DiskSpec, Identity, Role, Storage, VolumeSnapshot, Wishe
 use crate::drivers::DriverError;
 
 pub use fill::of_filling;
-pub use roots::{of_root_snapshots, of_roots};
+pub use roots::{of_root_content, of_root_snapshots, of_roots};
 
 pub(crate) const IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
 /// Its size.
@@ -26,6 +26,15 @@ pub const IMAGE_MIB: u64 = 8;
 #[must_use]
 pub fn image() -> ImageUuid {
     IMAGE.parse().unwrap()
+}
+
+/// Another one, of containers.
+///
+/// # Panics
+/// Never.
+#[must_use]
+pub fn other_image() -> ImageUuid {
+    "01020304-0506-4708-890a-0b0c0d0e0f11".parse().unwrap()
 }
 
 pub(crate) fn vm(last: u8) -> VmUuid {

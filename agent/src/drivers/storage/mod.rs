@@ -41,7 +41,7 @@ pub use refusals::{
     snapshot_not_found, store_full, unknown_pool,
 };
 pub use roots::{ContainerRoots, PackedRoot, no_root};
-pub use wishes::{SetAside, Wishes};
+pub use wishes::{RootWishes, SetAside, Wishes};
 
 /// A disk to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]

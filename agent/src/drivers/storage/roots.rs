@@ -8,7 +8,7 @@ use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 
-use super::Volume;
+use super::{RootWishes, Volume};
 use crate::drivers::DriverError;
 
 /// The files of a root as one tar archive, like a layer of an image.
@@ -27,16 +27,26 @@ pub trait ContainerRoots: fmt::Debug + Send + Sync + 'static {
     /// before stays. Durable when it returns.
     ///
     /// # Errors
-    /// `DatasetExists` when another task made one; `StoreFull`; `NotSupported`.
+    /// `DatasetExists` when another task made one; `ImageNotInstalled`; `InvalidParameters`; `StoreFull`.
     async fn create_root(
         &self,
         vm: VmUuid,
         image: ImageUuid,
+        wishes: &RootWishes,
         owner: &TaskId,
     ) -> Result<(), DriverError> {
-        let _: (VmUuid, ImageUuid, &TaskId) = (vm, image, owner);
+        let _: (VmUuid, ImageUuid, &RootWishes, &TaskId) = (vm, image, wishes, owner);
         let text = "this storage holds no roots of containers yet; storage file does";
         Err(DriverError::refused(Code::NotSupported, text))
+    }
+
+    /// Keeps a VM's root as wished from now on, also while it is in use. May be repeated.
+    ///
+    /// # Errors
+    /// `DatasetNotFound`: it has no root; `InvalidParameters`: it takes more than the quota already.
+    async fn change_root(&self, vm: VmUuid, wishes: &RootWishes) -> Result<(), DriverError> {
+        let _: &RootWishes = wishes;
+        Err(no_root(vm))
     }
 
     /// The image that a VM's root was made from; `None`: it has no root.

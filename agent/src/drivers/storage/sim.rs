@@ -35,7 +35,7 @@ impl SimStorage {
     /// `.check_idle`, `.destroy_disks`, `.destroy_disk`, `.grow_disk`, `.snapshots`, `.create_snapshot`, `.delete_snapshot`,
     /// `.read_snapshot`, `.begin_fill`, `.fill`, `.end_fill`, `.roll_back`, `.stash_disk`,
     /// `.restore_disk`, `.purge_stash`, `.put_copy`, `.remove_copy`, `.copied`, `.copy`, `.volumes`,
-    /// `.bases`, `.usage`, `.create_root`, `.mount_root`, `.unmount_root`, `.destroy_root`,
+    /// `.bases`, `.usage`, `.create_root`, `.change_root`, `.mount_root`, `.unmount_root`, `.destroy_root`,
     /// `.pack_root`, `.stash_root`, `.restore_root`, `.purge_root_stash`.
     #[must_use]
     pub fn new(pool: SimPool, faults: Faults) -> Self {

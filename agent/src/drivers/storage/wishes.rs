@@ -1,6 +1,13 @@
 //! What the owner of a VM wants of how its disks are kept, where a pool can do it.
 
-use serde_json::Value;
+use muster_shared::units::GIB;
+use muster_shared::wire::Code;
+use serde_json::{Map, Value};
+
+use crate::drivers::DriverError;
+
+/// Records of a file system are as long as a power of two between these, bytes.
+const RECORD_BYTES: std::ops::RangeInclusive<u64> = 512..=1024 * 1024;
 
 /// Of one disk. A pool of files has none of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +47,49 @@ impl Wishes {
     }
 }
 
+/// Of the root folder of a container. A pool of files has none of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RootWishes {
+    /// Most that it may take beside its image, its snapshots among it, bytes; without, all that there is.
+    pub quota_bytes: Option<u64>,
+    /// Longest block of a file, bytes; the pool's own choice without.
+    pub record_bytes: Option<u64>,
+    /// As ZFS spells it; the pool's own without.
+    pub compression: Option<String>,
+}
+
+impl RootWishes {
+    /// As the properties of a VM say it.
+    #[must_use]
+    pub fn of(vm: &Map<String, Value>) -> Self {
+        let number = |name: &str| vm.get(name).and_then(Value::as_u64).filter(|value| *value > 0);
+        let compression = vm.get("zfs_root_compression").and_then(Value::as_str);
+        Self {
+            quota_bytes: number("quota").map(|gib| gib.saturating_mul(GIB)),
+            record_bytes: number("zfs_root_recsize"),
+            compression: compression.map(str::to_owned),
+        }
+    }
+
+    /// Refuses what no file system has.
+    ///
+    /// # Errors
+    /// `InvalidParameters`.
+    pub(super) fn check(&self) -> Result<(), DriverError> {
+        match self.record_bytes {
+            Some(bytes) if !bytes.is_power_of_two() || !RECORD_BYTES.contains(&bytes) => {
+                let text = format!(
+                    "zfs_root_recsize: {bytes} is no power of two from {} to {}",
+                    RECORD_BYTES.start(),
+                    RECORD_BYTES.end()
+                );
+                Err(DriverError::refused(Code::InvalidParameters, text))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -57,6 +107,23 @@ mod tests {
         for (given, mib) in [(json!(7), 7), (json!("7"), 7), (json!(0), 0), (json!("none"), 0)] {
             let wishes = Wishes::of(&json!({ "refreservation": given }));
             assert_eq!(wishes.set_aside, Some(SetAside::Mib(mib)));
+        }
+    }
+    #[test]
+    fn wishes_of_a_root_are_those_of_its_vm() {
+        let of = |vm: Value| RootWishes::of(vm.as_object().expect("an object"));
+        assert_eq!(of(json!({ "quota": 0, "zfs_root_recsize": 0 })), RootWishes::default());
+        let all = json!({ "quota": 2, "zfs_root_recsize": 4096, "zfs_root_compression": "lz4" });
+        let wanted = RootWishes {
+            quota_bytes: Some(2 << 30),
+            record_bytes: Some(4096),
+            compression: Some("lz4".to_owned()),
+        };
+        assert_eq!(of(all), wanted);
+        wanted.check().unwrap();
+        for bytes in [1, 511, 4097, 2 << 20] {
+            let refused = RootWishes { record_bytes: Some(bytes), ..RootWishes::default() }.check();
+            assert!(refused.unwrap_err().to_string().contains("zfs_root_recsize"), "{bytes}");
         }
     }
 }

@@ -22,7 +22,7 @@ use tokio::fs;
 use super::{FileStorage, Stamp, files};
 use crate::drivers::DriverError;
 use crate::drivers::storage::roots::{ContainerRoots, PackedRoot, no_root};
-use crate::drivers::storage::{Bases, Identity, Role, Volume};
+use crate::drivers::storage::{Bases, Identity, Role, RootWishes, Volume};
 use crate::drivers::trees::{self, Measure};
 use crate::host::mounts::{self, Overlay};
 
@@ -109,6 +109,7 @@ impl ContainerRoots for FileStorage {
         &self,
         vm: VmUuid,
         image: ImageUuid,
+        _wishes: &RootWishes,
         owner: &TaskId,
     ) -> Result<(), DriverError> {
         let folder = self.root_folder(vm);
@@ -135,6 +136,10 @@ impl ContainerRoots for FileStorage {
             files::make_folder(&folder.join(part)).await?;
         }
         Ok(())
+    }
+
+    async fn change_root(&self, vm: VmUuid, _wishes: &RootWishes) -> Result<(), DriverError> {
+        self.root_stamp(vm).await?.map(drop).ok_or_else(|| no_root(vm))
     }
 
     async fn root(&self, vm: VmUuid) -> Result<Option<ImageUuid>, DriverError> {

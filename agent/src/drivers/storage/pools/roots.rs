@@ -7,7 +7,7 @@ use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 
 use super::Pools;
 use crate::drivers::DriverError;
-use crate::drivers::storage::{ContainerRoots, PackedRoot, Volume};
+use crate::drivers::storage::{ContainerRoots, PackedRoot, RootWishes, Volume};
 
 #[async_trait]
 impl ContainerRoots for Pools {
@@ -15,9 +15,14 @@ impl ContainerRoots for Pools {
         &self,
         vm: VmUuid,
         image: ImageUuid,
+        wishes: &RootWishes,
         owner: &TaskId,
     ) -> Result<(), DriverError> {
-        self.first.create_root(vm, image, owner).await
+        self.first.create_root(vm, image, wishes, owner).await
+    }
+
+    async fn change_root(&self, vm: VmUuid, wishes: &RootWishes) -> Result<(), DriverError> {
+        self.first.change_root(vm, wishes).await
     }
 
     async fn root(&self, vm: VmUuid) -> Result<Option<ImageUuid>, DriverError> {

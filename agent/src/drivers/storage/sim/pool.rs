@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::drivers::DriverError;
 use crate::drivers::images::{ImageUsage, check_unused, origin_of};
-use crate::drivers::storage::{Bases, Dependents, store_full};
+use crate::drivers::storage::{Bases, Dependents, RootWishes, store_full};
 
 /// Space a fresh simulated disk takes, bytes.
 pub(super) const FRESH_DISK_BYTES: u64 = 256 * 1024;
@@ -44,6 +44,7 @@ impl SimDisk {
 pub(super) struct SimRoot {
     pub(super) owner: TaskId,
     pub(super) image: ImageUuid,
+    pub(super) wishes: RootWishes,
     /// Names, the oldest first.
     pub(super) snapshots: Vec<String>,
     /// Those of them that are packed.
@@ -173,6 +174,12 @@ impl SimPool {
     #[must_use]
     pub fn root_owner(&self, vm: VmUuid) -> Option<TaskId> {
         self.0.lock().roots.get(&vm).map(|root| root.owner.clone())
+    }
+
+    /// How a VM's root is to be kept.
+    #[must_use]
+    pub fn root_wishes(&self, vm: VmUuid) -> Option<RootWishes> {
+        self.0.lock().roots.get(&vm).map(|root| root.wishes.clone())
     }
 
     /// The snapshots of a VM's root, the oldest first.

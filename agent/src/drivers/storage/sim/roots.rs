@@ -12,7 +12,7 @@ use super::SimStorage;
 use super::pool::{SIM_ROOT, SimRoot};
 use crate::drivers::DriverError;
 use crate::drivers::storage::roots::{ContainerRoots, PackedRoot, no_root, of_another};
-use crate::drivers::storage::{Identity, Role, Volume, snapshot_not_found};
+use crate::drivers::storage::{Identity, Role, RootWishes, Volume, snapshot_not_found};
 
 #[async_trait]
 impl ContainerRoots for SimStorage {
@@ -20,13 +20,16 @@ impl ContainerRoots for SimStorage {
         &self,
         vm: VmUuid,
         image: ImageUuid,
+        wishes: &RootWishes,
         owner: &TaskId,
     ) -> Result<(), DriverError> {
+        wishes.check()?;
         let create = || {
             let mut content = self.pool.0.lock();
             let made = || SimRoot {
                 owner: owner.clone(),
                 image,
+                wishes: wishes.clone(),
                 snapshots: Vec::new(),
                 packed: BTreeSet::new(),
                 filling: false,
@@ -38,6 +41,17 @@ impl ContainerRoots for SimStorage {
             Err(DriverError::refused(Code::DatasetExists, format!("Dataset sim/{vm} exists.")))
         };
         self.faults.call("storage.create_root", create).await
+    }
+
+    async fn change_root(&self, vm: VmUuid, wishes: &RootWishes) -> Result<(), DriverError> {
+        wishes.check()?;
+        let change = || {
+            let mut content = self.pool.0.lock();
+            let root = content.roots.get_mut(&vm).ok_or_else(|| no_root(vm))?;
+            root.wishes = wishes.clone();
+            Ok(())
+        };
+        self.faults.call("storage.change_root", change).await
     }
 
     async fn root(&self, vm: VmUuid) -> Result<Option<ImageUuid>, DriverError> {

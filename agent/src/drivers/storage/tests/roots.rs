@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::super::conformance::{check_code, image, task, vm};
-use super::super::{ContainerRoots as _, Role, Storage as _};
+use super::super::conformance::{check_code, image, of_root_content, task, vm};
+use super::super::{ContainerRoots as _, Role, RootWishes, Storage as _};
 use super::Node;
 use crate::host::FakeExec;
 
@@ -18,7 +18,7 @@ impl Rooted {
     async fn new() -> Self {
         let node = Node::new().await;
         let storage = node.file(Arc::new(FakeExec::default()) as _).await;
-        storage.create_root(vm(1), image(), &task("one")).await.unwrap();
+        storage.create_root(vm(1), image(), &RootWishes::default(), &task("one")).await.unwrap();
         Self { node, storage }
     }
 
@@ -141,4 +141,21 @@ async fn a_root_is_filled_with_an_archive_and_shows_nothing_else() {
     let opaque =
         rustix::fs::lgetxattr(rooted.at("upper/etc"), "trusted.overlay.opaque", &mut value[..]);
     assert_eq!(&value[..opaque.unwrap()], b"y");
+}
+
+#[tokio::test]
+async fn the_file_driver_conforms_with_real_files() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIPPED: only root mounts overlays");
+        return;
+    }
+    let node = Node::new().await;
+    let storage = node.file(Arc::new(FakeExec::default()) as _).await;
+    let image_root = node.folder.path().join(format!("images/{}.root", image()));
+    std::fs::create_dir_all(image_root.join("etc")).unwrap();
+    std::fs::write(image_root.join("etc/issue"), "image").unwrap();
+    std::fs::write(image_root.join("etc/removed"), "x").unwrap();
+    of_root_content(&storage, &image_root).await;
+    let left: Vec<_> = std::fs::read_dir(node.folder.path().join("roots")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
 }
