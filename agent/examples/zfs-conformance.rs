@@ -9,10 +9,12 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use muster_agent::drivers::cluster::Cluster;
 use muster_agent::drivers::node::FileDocuments;
-use muster_agent::drivers::storage::conformance::{self, IMAGE_MIB, image};
+use muster_agent::drivers::storage::conformance::{self, IMAGE_MIB, image, other_image};
 use muster_agent::drivers::storage::zfs::{
-    Devices as _, HostDevices, Names, Owner, Source, ZfsStorage, ZfsStorageConfig,
+    Devices as _, HostDevices, HostMounts, Mounts as _, Names, Owner, Source, ZfsStorage,
+    ZfsStorageConfig,
 };
+use muster_agent::drivers::storage::{ContainerRoots as _, RootWishes};
 use muster_agent::drivers::zfs::{
     self, CommandZfs, Dataset, Kind, Properties, Way, Zfs, ZfsConfig,
 };
@@ -61,12 +63,14 @@ async fn of_storage(zfs: Arc<dyn Zfs>) -> anyhow::Result<()> {
         pool: POOL.to_owned(),
         data_dir: data.path().to_owned(),
         root: "/".into(),
+        roots: data.path().join("roots"),
         owner: Owner {
             server_uuid: uuid::Uuid::nil().into(),
             cluster: Arc::new(Cluster::open(documents).await?),
         },
     };
-    let storage = ZfsStorage::open(config, zfs.clone(), devices.clone()).await?;
+    let mounts = Arc::new(HostMounts);
+    let storage = ZfsStorage::open(config, zfs.clone(), devices.clone(), mounts).await?;
 
     let content = data.path().join("content.raw");
     std::fs::write(&content, vec![0x5a; usize::try_from(MIB)?])?;
@@ -81,6 +85,56 @@ async fn of_storage(zfs: Arc<dyn Zfs>) -> anyhow::Result<()> {
     println!("variables: ok");
     conformance::of_filling(&storage).await;
     println!("filling: ok");
+    of_containers(zfs.as_ref(), &storage, data.path()).await
+}
+
+/// The image is one of containers from here on, beside another one.
+async fn of_containers(zfs: &dyn Zfs, storage: &ZfsStorage, folder: &Path) -> anyhow::Result<()> {
+    let snapshot = Names::new(POOL).final_snapshot(image()).parse()?;
+    zfs.destroy_snapshots(std::slice::from_ref(&snapshot), false).await?;
+    zfs.destroy(snapshot.dataset()).await?;
+    for image in [image(), other_image()] {
+        let name = Names::new(POOL).image(image);
+        let legacy = Properties::from([("mountpoint".to_owned(), "legacy".to_owned())]);
+        zfs.create(&name.parse()?, Kind::Filesystem, &legacy).await?;
+        let at = folder.join("image");
+        HostMounts.mount(&name, &at)?;
+        std::fs::create_dir(at.join("etc"))?;
+        std::fs::write(at.join("etc/issue"), "image")?;
+        std::fs::write(at.join("etc/removed"), "x")?;
+        HostMounts.unmount(&at)?;
+        zfs.snapshot(&[Names::final_of(&name).parse()?], &Properties::new()).await?;
+    }
+    conformance::of_roots(storage).await;
+    println!("roots: ok");
+    conformance::of_root_snapshots(storage).await;
+    println!("snapshots of roots: ok");
+    conformance::of_root_content(storage, Path::new("/nonexistent")).await;
+    println!("content of roots: ok");
+    of_quota(storage).await?;
+    println!("quota: ok");
+    let left = std::fs::read_dir(folder.join("roots"))?.count();
+    anyhow::ensure!(left == 0, "something is still shown");
+    Ok(())
+}
+
+/// A limit is met while it is written to, and is gone when it is lifted.
+async fn of_quota(storage: &ZfsStorage) -> anyhow::Result<()> {
+    let (vm, task) = (uuid::Uuid::from_u128(1).into(), "one".parse()?);
+    let limited = RootWishes { quota_bytes: Some(8 * MIB), ..RootWishes::default() };
+    storage.create_root(vm, image(), &limited, &task).await?;
+    let at = storage.mount_root(vm, Path::new("/nonexistent")).await?;
+    let noise: Vec<u8> =
+        (0..6_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let write = || std::fs::write(at.join("noise"), &noise).map_err(|error| error.kind());
+    let met = write();
+    anyhow::ensure!(met == Err(std::io::ErrorKind::QuotaExceeded), "{met:?}");
+    storage.change_root(vm, &RootWishes::default()).await?;
+    anyhow::ensure!(write().is_ok(), "the limit is still there");
+    let refused = storage.change_root(vm, &limited).await;
+    anyhow::ensure!(refused.is_err(), "it takes more already");
+    storage.unmount_root(vm).await?;
+    storage.destroy_root(vm, Some(&task)).await?;
     Ok(())
 }
 

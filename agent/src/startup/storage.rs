@@ -14,7 +14,7 @@ use crate::drivers::cluster::Cluster;
 use crate::drivers::images::{
     self, Credentials, FileImages, FileImagesConfig, Images, ZfsImages, ZfsImagesConfig,
 };
-use crate::drivers::storage::zfs::{HostDevices, Owner, ZfsStorage, ZfsStorageConfig};
+use crate::drivers::storage::zfs::{HostDevices, HostMounts, Owner, ZfsStorage, ZfsStorageConfig};
 use crate::drivers::storage::{FileStorage, FileStorageConfig, IMAGES, Pools, Storage};
 use crate::drivers::zfs::Zfs;
 use crate::host::SharedExec;
@@ -66,10 +66,12 @@ impl Parts<'_> {
                 pool: pool.to_owned(),
                 data_dir: self.folders.data.clone(),
                 root: "/".into(),
+                roots: self.folders.run.join("roots"),
                 owner: self.owner(),
             };
             let devices = Arc::new(HostDevices::new(self.exec.clone()));
-            let opened = ZfsStorage::open(config, self.zfs.clone(), devices).await;
+            let opened =
+                ZfsStorage::open(config, self.zfs.clone(), devices, Arc::new(HostMounts)).await;
             opened.with_context(|| format!("open pool {pool}"))
         };
         let first = Arc::new(open(&self.config.pool).await?);

@@ -19,6 +19,10 @@ disks: ok
 snapshots: ok
 variables: ok
 filling: ok
+roots: ok
+snapshots of roots: ok
+content of roots: ok
+quota: ok
 ";
 
 #[tokio::test]
@@ -28,7 +32,8 @@ async fn the_storage_driver_conforms_on_a_real_pool() {
     assert_eq!(ran.code, 0, "{ran:#?}");
     assert_eq!(ran.stdout, PASSED);
     let left = datasets(&system).await;
-    let image = "zones/01020304-0506-4708-890a-0b0c0d0e0f10";
-    let all = ["zones", image, &format!("{image}@final"), "zones/muster"];
-    assert_eq!(left, all, "nothing else is left");
+    let image = "zones/01020304-0506-4708-890a-0b0c0d0e0f1";
+    let images = ["0", "0@final", "1", "1@final"].map(|end| format!("{image}{end}"));
+    let own = ["zones".to_owned()].into_iter().chain(images).chain(["zones/muster".to_owned()]);
+    assert_eq!(left, own.collect::<Vec<_>>(), "nothing else is left");
 }

@@ -17,7 +17,7 @@ use super::{Images, ZfsImages, ZfsImagesConfig};
 use crate::drivers::cluster::Cluster;
 use crate::drivers::faults::{Fault, Faults};
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
-use crate::drivers::storage::zfs::{Owner, SimDevices, ZfsStorage, ZfsStorageConfig};
+use crate::drivers::storage::zfs::{Owner, SimDevices, SimMounts, ZfsStorage, ZfsStorageConfig};
 use crate::drivers::storage::{Dependents, DiskSpec, Storage, Wishes};
 use crate::drivers::zfs::sim::{SimPools, SimZfs};
 use crate::drivers::zfs::{Properties, Zfs};
@@ -135,10 +135,12 @@ async fn with_a_pool(node: &Node, faults: &Faults) -> (Arc<ZfsStorage>, ZfsImage
         pool: "zones".to_owned(),
         data_dir: node.folder.path().join("data"),
         root: mounts,
+        roots: node.folder.path().join("shown/roots"),
         owner: owner.clone(),
     };
-    let storage = ZfsStorage::open(config, zfs.clone(), devices.clone()).await.unwrap();
-    let storage = Arc::new(storage);
+    let mounts = Arc::new(SimMounts::default());
+    let opened = ZfsStorage::open(config, zfs.clone(), devices.clone(), mounts).await;
+    let storage = Arc::new(opened.unwrap());
     let config = ZfsImagesConfig {
         pool: "zones".to_owned(),
         folder: node.folder.path().join("images"),

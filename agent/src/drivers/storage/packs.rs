@@ -25,6 +25,13 @@ impl Pack {
         Self(folder.join(format!("{name}.tar")))
     }
 
+    /// The names of those in a folder, whole or not.
+    pub(super) async fn names(folder: &Path) -> Result<Vec<String>, DriverError> {
+        let name =
+            |path: &PathBuf| path.file_name()?.to_str()?.strip_suffix(".tar").map(str::to_owned);
+        Ok(files::list(folder).await?.iter().filter_map(name).collect())
+    }
+
     fn description(&self) -> PathBuf {
         self.0.with_extension("json")
     }

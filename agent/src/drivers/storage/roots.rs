@@ -20,7 +20,7 @@ pub struct PackedRoot {
     pub sha256: String,
 }
 
-/// Holds the root folders of containers. What a driver does not say here it can't do.
+/// Holds the root folders of containers.
 #[async_trait]
 pub trait ContainerRoots: fmt::Debug + Send + Sync + 'static {
     /// Makes the root of a VM from an image and stamps it with its owner; one that this owner has made
@@ -34,58 +34,39 @@ pub trait ContainerRoots: fmt::Debug + Send + Sync + 'static {
         image: ImageUuid,
         wishes: &RootWishes,
         owner: &TaskId,
-    ) -> Result<(), DriverError> {
-        let _: (VmUuid, ImageUuid, &RootWishes, &TaskId) = (vm, image, wishes, owner);
-        let text = "this storage holds no roots of containers yet; storage file does";
-        Err(DriverError::refused(Code::NotSupported, text))
-    }
+    ) -> Result<(), DriverError>;
 
     /// Keeps a VM's root as wished from now on, also while it is in use. May be repeated.
     ///
     /// # Errors
     /// `DatasetNotFound`: it has no root; `InvalidParameters`: it takes more than the quota already.
-    async fn change_root(&self, vm: VmUuid, wishes: &RootWishes) -> Result<(), DriverError> {
-        let _: &RootWishes = wishes;
-        Err(no_root(vm))
-    }
+    async fn change_root(&self, vm: VmUuid, wishes: &RootWishes) -> Result<(), DriverError>;
 
     /// The image that a VM's root was made from; `None`: it has no root.
     ///
     /// # Errors
     /// The host could not be read.
-    async fn root(&self, vm: VmUuid) -> Result<Option<ImageUuid>, DriverError> {
-        let _: VmUuid = vm;
-        Ok(None)
-    }
+    async fn root(&self, vm: VmUuid) -> Result<Option<ImageUuid>, DriverError>;
 
     /// Puts a VM's root together over the files of its image and returns the folder, which stays until
     /// [`Self::unmount_root`] or the next boot of the host. May be repeated.
     ///
     /// # Errors
     /// `DatasetNotFound`: it has no root; or the host failed.
-    async fn mount_root(&self, vm: VmUuid, image_root: &Path) -> Result<PathBuf, DriverError> {
-        let _: &Path = image_root;
-        Err(no_root(vm))
-    }
+    async fn mount_root(&self, vm: VmUuid, image_root: &Path) -> Result<PathBuf, DriverError>;
 
     /// Takes apart what [`Self::mount_root`] has put together; its content stays. None is no error.
     ///
     /// # Errors
     /// The host failed.
-    async fn unmount_root(&self, vm: VmUuid) -> Result<(), DriverError> {
-        let _: VmUuid = vm;
-        Ok(())
-    }
+    async fn unmount_root(&self, vm: VmUuid) -> Result<(), DriverError>;
 
     /// Destroys a VM's root, if `owner` made it, or whoever made it when `None`, and then also one that
     /// was put aside. One that is not there, or is another's, is no error. No process may use it.
     ///
     /// # Errors
     /// It could not be removed.
-    async fn destroy_root(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
-        let _: (VmUuid, Option<&TaskId>) = (vm, owner);
-        Ok(())
-    }
+    async fn destroy_root(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError>;
 
     /// Packs the files that a VM's root had at a snapshot, those of its image among them, as one archive;
     /// one that was packed stays as long as the snapshot. Its content is that of [`Role::Root`] in
@@ -101,56 +82,39 @@ pub trait ContainerRoots: fmt::Debug + Send + Sync + 'static {
         vm: VmUuid,
         name: &str,
         image_root: &Path,
-    ) -> Result<PackedRoot, DriverError> {
-        let _: (&str, &Path) = (name, image_root);
-        Err(no_root(vm))
-    }
+    ) -> Result<PackedRoot, DriverError>;
 
     /// Puts a VM's root aside with its snapshots, so that `task` can make another one. May be repeated,
     /// also once `task` has made the other. No process may use it.
     ///
     /// # Errors
     /// It could not be renamed.
-    async fn stash_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
-        let _: (VmUuid, &TaskId) = (vm, task);
-        Ok(())
-    }
+    async fn stash_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError>;
 
     /// Brings a root that was put aside back, in place of the one that `task` made. Without a stash
     /// nothing happens. No process may use it.
     ///
     /// # Errors
     /// `DatasetExists` when the root in its place is another task's.
-    async fn restore_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError> {
-        let _: (VmUuid, &TaskId) = (vm, task);
-        Ok(())
-    }
+    async fn restore_root(&self, vm: VmUuid, task: &TaskId) -> Result<(), DriverError>;
 
     /// Removes a root that was put aside; none is no error.
     ///
     /// # Errors
     /// It could not be removed.
-    async fn purge_root_stash(&self, vm: VmUuid) -> Result<(), DriverError> {
-        let _: VmUuid = vm;
-        Ok(())
-    }
+    async fn purge_root_stash(&self, vm: VmUuid) -> Result<(), DriverError>;
 
     /// The VMs that have a root here, or of whose root something is left.
     ///
     /// # Errors
     /// The host could not be read.
-    async fn rooted(&self) -> Result<Vec<VmUuid>, DriverError> {
-        Ok(Vec::new())
-    }
+    async fn rooted(&self) -> Result<Vec<VmUuid>, DriverError>;
 
     /// What is here of a VM's root, that which was put aside among it; all of it is read to be measured.
     ///
     /// # Errors
     /// The host could not be read.
-    async fn root_volumes(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError> {
-        let _: VmUuid = vm;
-        Ok(Vec::new())
-    }
+    async fn root_volumes(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError>;
 }
 
 /// `DatasetNotFound`.

@@ -21,6 +21,8 @@ use super::{
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 
+/// What is said of one dataset alone.
+const LIMITS: [&str; 2] = ["quota", "refquota"];
 /// Size of a pool unless a test says otherwise, bytes.
 const POOL_BYTES: u64 = 64 << 30;
 
@@ -367,6 +369,10 @@ impl Zfs for SimZfs {
 
     async fn inherit(&self, name: &Name, property: &str) -> Result<(), DriverError> {
         check_setting(property, "")?;
+        if LIMITS.contains(&property) {
+            let text = format!("'{property}' property cannot be inherited");
+            return refuse(Code::InternalError, text);
+        }
         let inherit = |tree: &mut Tree| {
             let node = tree.node_mut(name.dataset())?;
             match name {

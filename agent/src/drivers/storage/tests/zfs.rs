@@ -1,10 +1,15 @@
 //! The driver `zfs` on a simulated pool.
 
+use muster_shared::ids::ImageUuid;
+
 use super::*;
-use crate::drivers::storage::zfs::{Names, Owner, SimDevices, ZfsStorage, ZfsStorageConfig};
-use crate::drivers::storage::{DiskSpec, Pools, SetAside, Wishes};
+use crate::drivers::storage::conformance::other_image;
+use crate::drivers::storage::zfs::{
+    Names, Owner, SimDevices, SimMounts, ZfsStorage, ZfsStorageConfig,
+};
+use crate::drivers::storage::{ContainerRoots as _, DiskSpec, Pools, RootWishes, SetAside, Wishes};
 use crate::drivers::zfs::sim::{SimPools, SimZfs};
-use crate::drivers::zfs::{Dataset, Kind, Properties, Wanted, Zfs};
+use crate::drivers::zfs::{Dataset, Kind, Properties, Snapshot, Wanted, Zfs};
 
 /// A host with a pool, in which the image is.
 struct Host {
@@ -13,6 +18,7 @@ struct Host {
     faults: Faults,
     zfs: Arc<SimZfs>,
     devices: Arc<SimDevices>,
+    mounts: Arc<SimMounts>,
 }
 
 impl Host {
@@ -23,14 +29,27 @@ impl Host {
         let zfs = Arc::new(SimZfs::new(pools.clone(), faults.clone()));
         let folder = tempfile::tempdir().unwrap();
         let devices = Arc::new(SimDevices::new(pools.clone()));
-        let host = Self { folder, pools, faults, zfs, devices };
-        let volume = Names::new("zones").image(image());
-        let kind = Kind::Volume { size_bytes: IMAGE_MIB * MIB, sparse: true };
-        let none = Properties::new();
-        host.zfs.create(&volume.parse().unwrap(), kind, &none).await.unwrap();
-        let snapshot = Names::final_of(&volume).parse().unwrap();
-        host.zfs.snapshot(&[snapshot], &none).await.unwrap();
+        let mounts = Arc::default();
+        let host = Self { folder, pools, faults, zfs, devices, mounts };
+        host.install(image(), Kind::Volume { size_bytes: IMAGE_MIB * MIB, sparse: true }).await;
         host
+    }
+
+    /// The same with images of containers.
+    async fn of_containers() -> Self {
+        let host = Self::new().await;
+        host.zfs.destroy_snapshots(&[final_of(image())], false).await.unwrap();
+        host.zfs.destroy(final_of(image()).dataset()).await.unwrap();
+        for image in [image(), other_image()] {
+            host.install(image, Kind::Filesystem).await;
+        }
+        host
+    }
+
+    async fn install(&self, image: ImageUuid, kind: Kind) {
+        let (snapshot, none) = (final_of(image), Properties::new());
+        self.zfs.create(snapshot.dataset(), kind, &none).await.unwrap();
+        self.zfs.snapshot(&[snapshot], &none).await.unwrap();
     }
 
     async fn storage(&self, pool: &str) -> ZfsStorage {
@@ -41,9 +60,11 @@ impl Host {
             pool: pool.to_owned(),
             data_dir: self.folder.path().join("data"),
             root: mounts,
+            roots: self.folder.path().join("shown"),
             owner: Owner { server_uuid: uuid::Uuid::nil().into(), cluster: Cluster::unknown() },
         };
-        ZfsStorage::open(config, self.zfs.clone(), self.devices.clone()).await.unwrap()
+        let (devices, mounts) = (self.devices.clone(), self.mounts.clone());
+        ZfsStorage::open(config, self.zfs.clone(), devices, mounts).await.unwrap()
     }
 
     /// Every dataset and snapshot of a pool.
@@ -53,6 +74,11 @@ impl Host {
         let told = self.zfs.list(&wanted).await.unwrap();
         told.into_iter().map(|mut row| row.remove("name").unwrap()).collect()
     }
+}
+
+/// What disks and roots of an image are clones of.
+fn final_of(image: ImageUuid) -> Snapshot {
+    Names::new("zones").final_snapshot(image).parse().unwrap()
 }
 
 #[tokio::test]
@@ -110,7 +136,7 @@ async fn what_somebody_else_made_in_a_vms_dataset_stays_with_it() {
     let host = Host::new().await;
     let storage = host.storage("zones").await;
     storage.create_disk(&spec(vm(1), 0, None, Some(1)), &task("one")).await.unwrap();
-    let foreign = format!("{}/notes", Names::new("zones").root(vm(1)));
+    let foreign = format!("{}/notes", Names::new("zones").of_vm(vm(1)));
     let (dataset, none) = (foreign.parse().unwrap(), Properties::new());
     host.zfs.create(&dataset, Kind::Filesystem, &none).await.unwrap();
     let refused = storage.destroy_disks(vm(1), None).await;
@@ -235,6 +261,125 @@ async fn a_crash_in_the_middle_leaves_what_the_task_makes_whole_or_removes() {
                 let names = host.names("zones").await;
                 assert!(!names.iter().any(|name| name.contains(&vm(1).to_string())), "{names:?}");
             }
+        }
+    }
+}
+
+#[tokio::test]
+async fn roots_of_containers_conform_on_a_simulated_pool() {
+    let host = Host::of_containers().await;
+    let storage = host.storage("zones").await;
+    let before = host.names("zones").await;
+    of_roots(&storage).await;
+    of_root_snapshots(&storage).await;
+    assert_eq!(host.names("zones").await, before);
+    let of_disks = storage.create_disk(&spec(vm(1), 0, Some(image()), None), &task("one")).await;
+    check_code(&of_disks, "ImageNotInstalled");
+}
+
+#[tokio::test]
+async fn a_root_is_kept_as_its_owner_wishes() {
+    let host = Host::of_containers().await;
+    let storage = host.storage("zones").await;
+    let wishes = RootWishes {
+        quota_bytes: Some(3 << 30),
+        record_bytes: Some(8192),
+        compression: Some("zstd".to_owned()),
+    };
+    storage.create_root(vm(1), image(), &wishes, &task("one")).await.unwrap();
+    let set = || host.pools.content()[&format!("zones/{}/root", vm(1))].clone();
+    let made = set();
+    for (name, value) in [
+        ("quota", "3221225472"),
+        ("recordsize", "8192"),
+        ("compression", "zstd"),
+        ("mountpoint", "legacy"),
+        ("canmount", "noauto"),
+        ("muster:create_task", "one"),
+    ] {
+        assert_eq!(made.get(name).map(String::as_str), Some(value), "{name}");
+    }
+    assert_eq!(made["muster:image_uuid"], image().to_string());
+    let odd = RootWishes { record_bytes: Some(5000), ..wishes.clone() };
+    check_code(&storage.change_root(vm(1), &odd).await, "InvalidParameters");
+    let small = RootWishes { quota_bytes: Some(1), ..wishes };
+    let refused = storage.change_root(vm(1), &small).await;
+    assert!(refused.as_ref().unwrap_err().to_string().contains("quota"));
+    check_code(&refused, "InvalidParameters");
+    assert_eq!(set(), made);
+    storage.change_root(vm(1), &RootWishes::default()).await.unwrap();
+    assert_eq!(set()["quota"], "none");
+    assert!(!set().contains_key("recordsize") && !set().contains_key("compression"));
+}
+
+/// What a crash between two operations leaves of a root.
+#[tokio::test]
+async fn a_crash_in_the_middle_leaves_a_root_that_its_task_makes_whole_or_removes() {
+    let host = Host::of_containers().await;
+    let storage = host.storage("zones").await;
+    let (one, plain) = (task("one"), RootWishes::default());
+    for operation in ["zfs.create", "zfs.clone"] {
+        for fault in [Fault::before(), Fault::after()] {
+            for undone in [false, true] {
+                host.faults.fail_nth(operation, 1, fault.clone());
+                storage.create_root(vm(1), image(), &plain, &one).await.unwrap_err();
+                if !undone {
+                    storage.create_root(vm(1), image(), &plain, &one).await.unwrap();
+                    assert_eq!(storage.root(vm(1)).await.unwrap(), Some(image()));
+                }
+                // As the task's undo does it.
+                storage.destroy_disks(vm(1), Some(&one)).await.unwrap();
+                storage.destroy_root(vm(1), Some(&one)).await.unwrap();
+                let names = host.names("zones").await;
+                assert!(!names.iter().any(|name| name.contains(&vm(1).to_string())), "{names:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_root_that_is_still_in_use_gets_out_of_the_way() {
+    let host = Host::of_containers().await;
+    let storage = host.storage("zones").await;
+    let (one, plain) = (task("one"), RootWishes::default());
+    storage.create_root(vm(1), image(), &plain, &one).await.unwrap();
+    storage.mount_root(vm(1), "/".as_ref()).await.unwrap();
+    assert_eq!(host.mounts.all().len(), 1);
+    host.pools.set_busy(&format!("zones/{}/root", vm(1)).parse().unwrap(), true);
+    storage.destroy_root(vm(1), None).await.unwrap();
+    assert!(host.mounts.all().is_empty());
+    assert_eq!(storage.rooted().await.unwrap(), []);
+    let left = host.names("zones").await;
+    let left = left.iter().find(|name| name.starts_with("zones/muster/going/"));
+    host.pools.set_busy(&left.expect("it is kept aside").parse().unwrap(), false);
+    drop(host.storage("zones").await);
+    let names = host.names("zones").await;
+    assert!(!names.iter().any(|name| name.starts_with("zones/muster/going/")), "{names:?}");
+}
+
+/// A root whose files were imported: the clone goes once they are all there.
+#[tokio::test]
+async fn an_import_that_is_cut_anywhere_ends_whole_once_it_is_repeated() {
+    let empty = tar::Builder::new(Vec::new()).into_inner().unwrap();
+    let size = u64::try_from(empty.len()).unwrap();
+    for operation in ["zfs.create", "zfs.inherit", "zfs.destroy", "zfs.rename"] {
+        for fault in [Fault::before(), Fault::after()] {
+            let host = Host::of_containers().await;
+            let storage = host.storage("zones").await;
+            let (one, plain) = (task("one"), RootWishes::default());
+            storage.create_root(vm(1), image(), &plain, &one).await.unwrap();
+            storage.begin_fill(vm(1), Role::Root, size, &one).await.unwrap();
+            storage.fill(vm(1), Role::Root, 0, &empty, true).await.unwrap();
+            host.faults.fail_nth(operation, 1, fault.clone());
+            let case = format!("{operation} {fault:?}");
+            storage.end_fill(vm(1), Role::Root).await.expect_err(&case);
+            storage.end_fill(vm(1), Role::Root).await.expect(&case);
+            assert_eq!(storage.root(vm(1)).await.unwrap(), Some(image()), "{case}");
+            let rows = host.pools.content();
+            assert_eq!(rows[&format!("zones/{}/root", vm(1))]["muster:create_task"], "one");
+            assert!(!rows.contains_key(&format!("zones/{}/root-partial", vm(1))), "{case}");
+            storage.destroy_root(vm(1), Some(&one)).await.unwrap();
+            assert_eq!(storage.rooted().await.unwrap(), [], "{case}");
         }
     }
 }

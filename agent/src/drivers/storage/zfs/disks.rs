@@ -45,7 +45,7 @@ impl ZfsStorage {
             let text = format!("disk {}: block_size: a disk has that of its image", spec.index);
             return Err(DriverError::refused(Code::InvalidParameters, text));
         }
-        self.make_root(spec.vm).await?;
+        self.make_holder(spec.vm).await?;
         let mut properties = self.owner.stamp_of_disk(spec.vm, task, spec.image);
         properties.extend(of_wishes(&spec.wishes, size_bytes));
         match origin {
@@ -124,10 +124,10 @@ impl ZfsStorage {
     }
 
     /// The dataset that holds all of a VM; may be repeated.
-    pub(super) async fn make_root(&self, vm: VmUuid) -> Result<(), DriverError> {
-        let root = self.names.root(vm);
+    pub(super) async fn make_holder(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let root = self.names.of_vm(vm);
         let mut properties = self.owner.stamp_of_vm(vm);
-        // It only holds volumes.
+        // It only holds others.
         properties.insert("canmount".to_owned(), "off".to_owned());
         match self.pool.create_filesystem(&root, properties).await {
             Err(DriverError::Refused { code: Code::DatasetExists, .. }) => Ok(()),
@@ -140,13 +140,13 @@ impl ZfsStorage {
         vm: VmUuid,
         task: Option<&TaskId>,
     ) -> Result<(), DriverError> {
-        let root = self.names.root(vm);
+        let root = self.names.of_vm(vm);
         let rows = self.pool.rows(&root).await?;
         if task.is_none() {
             self.check_foreign(&root, &rows)?;
         }
         let (mut going, mut staying): (Vec<_>, Vec<_>) = (Vec::new(), Vec::new());
-        for (place, row) in self.placed(&rows) {
+        for (place, row) in self.placed(&rows).filter(|(place, _)| place.role != Role::Root) {
             let theirs = task.is_some_and(|task| row.text(TASK) != Some(task.as_str()));
             let list = if theirs { &mut staying } else { &mut going };
             list.push((place, row));
@@ -255,8 +255,8 @@ impl ZfsStorage {
         Ok(())
     }
 
-    /// Gives a volume another name, over whatever has it; without the volume nothing happens.
-    async fn shift(
+    /// Gives a volume or root another name, over whatever has it; without it nothing happens.
+    pub(super) async fn shift(
         &self,
         vm: VmUuid,
         role: Role,
@@ -267,10 +267,16 @@ impl ZfsStorage {
         if self.pool.row(&from).await?.is_none() {
             return Ok(());
         }
+        if role == Role::Root {
+            self.hide_root(vm).await?;
+        }
         self.remove(&to).await?;
         self.filling.lock().remove(&from);
         self.pool.rename(&from, &to).await?;
-        self.devices.wait(&to).await
+        match role {
+            Role::Root => Ok(()),
+            Role::Firmware | Role::Disk(_) => self.devices.wait(&to).await,
+        }
     }
 
     pub(super) async fn enlarge(

@@ -36,6 +36,9 @@ impl ZfsStorage {
         name: &str,
         from: u64,
     ) -> Result<SnapshotPiece, DriverError> {
+        if volume == Role::Root {
+            return self.piece_of_pack(vm, name, from).await;
+        }
         let device = self.open_snapshot(vm, volume, name).await?;
         let size_bytes = device.size_bytes();
         let zeros = |next| SnapshotPiece { size_bytes, offset: next, data: Vec::new(), next };
@@ -89,14 +92,14 @@ impl ZfsStorage {
         let filling = (FILLING.to_owned(), "yes".to_owned());
         match (role, self.pool.row(&volume).await?) {
             (Role::Firmware, None) => {
-                self.make_root(vm).await?;
+                self.make_holder(vm).await?;
                 let mut properties = self.owner.stamp_of_vm(vm);
                 properties.insert("volblocksize".to_owned(), BLOCK_BYTES.to_string());
                 properties.extend([filling]);
                 let size_bytes = size_bytes.next_multiple_of(BLOCK_BYTES);
                 self.pool.create_volume(&volume, size_bytes, properties).await?;
             }
-            (Role::Root, _) => return Err(not_being_filled(vm, role)),
+            (Role::Root, row) => return self.begin_root_fill(vm, size_bytes, owner, row).await,
             (Role::Disk(_), row)
                 if row.as_ref().and_then(|row| row.text(TASK)) != Some(owner.as_str()) =>
             {
@@ -121,6 +124,9 @@ impl ZfsStorage {
         data: &[u8],
         durable: bool,
     ) -> Result<(), DriverError> {
+        if role == Role::Root {
+            return self.import(vm).await?.write(offset, data, durable).await;
+        }
         let volume = self.names.volume(Place { vm, role, state: State::InPlace });
         let device = self.open_filling(&volume).await?;
         let device = device.ok_or_else(|| not_being_filled(vm, role))?;
@@ -148,6 +154,9 @@ impl ZfsStorage {
     }
 
     pub(super) async fn stop_filling(&self, vm: VmUuid, role: Role) -> Result<(), DriverError> {
+        if role == Role::Root {
+            return self.end_root_fill(vm).await;
+        }
         let volume = self.names.volume(Place { vm, role, state: State::InPlace });
         let Some(device) = self.open_filling(&volume).await? else { return Ok(()) };
         device.sync().await?;

@@ -21,6 +21,7 @@ use crate::drivers::storage::marker::Marker;
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) copies: Copies,
+    pub(super) folder: PathBuf,
     marker: Marker,
 }
 
@@ -85,7 +86,7 @@ impl Home {
         marker.check().await?;
         let copies = Copies::new(folder.join("records"));
         copies.make().await?;
-        Ok(Arc::new(Open { copies, marker }))
+        Ok(Arc::new(Open { copies, folder, marker }))
     }
 
     /// Where it is mounted.

@@ -1,5 +1,6 @@
 //! What lies in a pool, and the space that it takes.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use muster_shared::ids::{TaskId, VmUuid};
@@ -7,25 +8,31 @@ use muster_shared::ids::{TaskId, VmUuid};
 use super::ZfsStorage;
 use super::names::{Place, State};
 use super::pool::Row;
-use super::stamp::{IMAGE, TASK};
+use super::stamp::TASK;
 use crate::drivers::DriverError;
 use crate::drivers::storage::{Bases, Disk, Identity, Role, Usage, Volume};
 
 impl ZfsStorage {
-    /// The rows that are volumes of VMs.
+    /// The rows that are volumes of VMs, or roots of containers.
     pub(super) fn placed<'a>(
         &'a self,
         rows: &'a [Row],
     ) -> impl Iterator<Item = (Place, &'a Row)> + 'a {
-        let volumes = rows.iter().filter(|row| row.is_volume());
-        volumes.filter_map(|row| Some((self.names.place(&row.name)?, row)))
+        let placed = rows.iter().filter_map(|row| Some((self.names.place(&row.name)?, row)));
+        placed.filter(|(place, row)| match place.role {
+            Role::Root => row.is_filesystem(),
+            Role::Firmware | Role::Disk(_) => row.is_volume(),
+        })
     }
 
     fn identity(&self, place: Place, row: &Row) -> Option<Identity> {
-        let Role::Disk(index) = place.role else { return None };
         let owner: TaskId = row.text(TASK)?.parse().ok()?;
-        let origin = row.text(IMAGE).and_then(|image| image.parse().ok());
-        Some(Identity::of_disk(place.vm, index, self.pool.name(), &owner, origin))
+        let (pool, origin) = (self.pool.name(), row.image());
+        match place.role {
+            Role::Disk(index) => Some(Identity::of_disk(place.vm, index, pool, &owner, origin)),
+            Role::Root => Some(Identity::of_root(place.vm, pool, &owner, origin)),
+            Role::Firmware => None,
+        }
     }
 
     pub(super) fn disk_of(&self, vm: VmUuid, index: u32, row: &Row) -> Disk {
@@ -46,38 +53,70 @@ impl ZfsStorage {
 
     /// Volumes of a VM that are in their places, by role.
     pub(super) async fn of_vm(&self, vm: VmUuid) -> Result<Vec<(Role, Row)>, DriverError> {
-        let rows = self.pool.rows(&self.names.root(vm)).await?;
+        let rows = self.pool.rows(&self.names.of_vm(vm)).await?;
         let placed = self.placed(&rows).filter(|(place, _)| place.state == State::InPlace);
         let mut found: Vec<_> = placed.map(|(place, row)| (place.role, row.clone())).collect();
         found.sort_by_key(|(role, _)| *role);
         Ok(found)
     }
 
+    /// All but roots of containers, see [`Self::roots_of`].
     pub(super) async fn list_volumes(&self) -> Result<Vec<Volume>, DriverError> {
         let rows = self.pool.rows(self.pool.name()).await?;
-        let volume = |(place, row): (Place, &Row)| {
-            (place.state != State::Partial).then(|| Volume {
-                vm: place.vm,
-                role: place.role,
-                is_aside: place.state == State::Aside,
-                identity: self.identity(place, row),
-                pool: self.pool.name().to_owned(),
-                path: self.device(row),
-                size_bytes: row.number("volsize"),
-                used_bytes: row.number("used").unwrap_or(0),
-            })
-        };
-        let mut found: Vec<_> = self.placed(&rows).filter_map(volume).collect();
+        let volumes = self
+            .placed(&rows)
+            .filter(|(place, _)| place.role != Role::Root && place.state != State::Partial);
+        let mut found: Vec<_> = volumes.map(|(place, row)| self.volume(place, row)).collect();
         found.sort_by_key(|volume| (volume.vm, volume.role, volume.is_aside));
         Ok(found)
     }
 
-    /// By what ZFS says: a stamp is older than what a send or a promotion made of its volume.
+    fn volume(&self, place: Place, row: &Row) -> Volume {
+        let path = match place.role {
+            Role::Root => self.place_of(place.vm),
+            Role::Firmware | Role::Disk(_) => self.device(row),
+        };
+        Volume {
+            vm: place.vm,
+            role: place.role,
+            is_aside: place.state == State::Aside,
+            identity: self.identity(place, row),
+            pool: self.pool.name().to_owned(),
+            path,
+            size_bytes: row.number("volsize"),
+            used_bytes: row.number("used").unwrap_or(0),
+        }
+    }
+
+    /// What there is of a container's root, in its place and aside.
+    pub(super) async fn roots_of(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError> {
+        let rows = self.pool.rows(&self.names.of_vm(vm)).await?;
+        let roots = self
+            .placed(&rows)
+            .filter(|(place, _)| place.role == Role::Root && place.state != State::Partial);
+        Ok(roots.map(|(place, row)| self.volume(place, row)).collect())
+    }
+
+    /// The VMs of which a root is here, or what is left of one.
+    pub(super) async fn with_roots(&self) -> Result<Vec<VmUuid>, DriverError> {
+        let rows = self.pool.rows(self.pool.name()).await?;
+        let roots = self.placed(&rows).filter(|(place, _)| place.role == Role::Root);
+        let vms: BTreeSet<VmUuid> = roots.map(|(place, _)| place.vm).collect();
+        Ok(vms.into_iter().collect())
+    }
+
+    /// Of disks by what ZFS says: a stamp is older than what a send or a promotion made of its volume.
+    /// Of roots by the stamp: the image says how they are run, wherever their files are from.
     pub(super) async fn find_bases(&self) -> Result<Bases, DriverError> {
         let rows = self.pool.rows(self.pool.name()).await?;
         let mut found = Bases::new();
         for (place, row) in self.placed(&rows) {
-            let image = row.text("origin").and_then(|origin| self.names.image_of_origin(origin));
+            let image = match place.role {
+                Role::Root => row.image(),
+                Role::Firmware | Role::Disk(_) => {
+                    row.text("origin").and_then(|origin| self.names.image_of_origin(origin))
+                }
+            };
             if let Some(image) = image {
                 *found.entry(image).or_default().entry(place.vm).or_default() += 1;
             }
@@ -97,9 +136,10 @@ impl ZfsStorage {
             alloc_bytes: used_bytes,
             ..Usage::default()
         };
-        for row in rows.iter().filter(|row| row.is_volume()) {
+        for row in rows.iter().filter(|row| !row.is_snapshot()) {
             let used_bytes = row.number("used").unwrap_or(0);
-            if self.names.image_of(&row.name).is_some() {
+            let image = self.names.image_of(&row.name);
+            if image.is_some() && (row.is_volume() || row.image() == image) {
                 usage.images_bytes += used_bytes;
             } else if let Some(Place { role: Role::Disk(_), state: State::InPlace, .. }) =
                 self.names.place(&row.name)

@@ -1,11 +1,13 @@
-//! Disks as ZFS volumes: clones of images, snapshots of all of a VM at one moment.
+//! Disks as ZFS volumes, roots of containers as file systems: clones of images, snapshots of all of a VM
+//! at one moment.
 //!
-//! `<pool>/<vm>` holds the volumes of a VM: `disk<N>`, what was put aside under its name with an
+//! `<pool>/<vm>` holds what a VM has: `disk<N>`, or `root`, what was put aside under its name with an
 //! ending, and what its firmware keeps. Who made a volume is in its user properties, which it gets
 //! as it is made. What has to be written first is made under another name and renamed: a volume
 //! under its own name is whole and has an owner, or says that it is still being filled.
 //!
-//! `<pool>/muster` is the agent's own, with the copies of VM records in a file system; below it lies
+//! `<pool>/muster` is the agent's own, with the copies of VM records, and the archives of roots, in a file
+//! system; below it lies
 //! what was destroyed while something had it open, until it goes.
 
 mod device;
@@ -14,9 +16,12 @@ mod disks;
 mod fill;
 mod home;
 mod inventory;
+mod mounts;
 mod names;
 mod pool;
 mod removal;
+mod root_fill;
+mod roots;
 mod snapshots;
 mod stamp;
 mod variables;
@@ -32,17 +37,20 @@ use muster_shared::units::MIB;
 use parking_lot::Mutex;
 
 use self::home::Home;
+use super::turns::RootTurns;
 use super::{
-    Bases, ContainerRoots, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, SnapshotPiece, Storage,
-    Usage, Variables, Volume, VolumeSnapshot,
+    Bases, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, SnapshotPiece, Storage, Usage,
+    Variables, Volume, VolumeSnapshot,
 };
 use crate::drivers::zfs::Zfs;
 use crate::drivers::{DriverError, files};
 
 pub use device::{Access, Device};
 pub use devices::{Devices, HostDevices, SimDevices, Source};
+pub use mounts::{HostMounts, Mounts, SimMounts};
 pub use names::Names;
 pub(crate) use pool::{Pool, Row};
+pub(crate) use roots::unmounted;
 pub(crate) use stamp::IMAGE;
 pub use stamp::Owner;
 
@@ -58,6 +66,8 @@ pub struct ZfsStorageConfig {
     pub data_dir: PathBuf,
     /// Under which file systems are mounted: `/`.
     pub root: PathBuf,
+    /// Where roots of containers are shown while they run.
+    pub roots: PathBuf,
     /// Stamped on every dataset.
     pub owner: Owner,
 }
@@ -68,9 +78,11 @@ pub struct ZfsStorage {
     pool: Pool,
     names: Names,
     devices: Arc<dyn Devices>,
+    mounts: Arc<dyn Mounts>,
     owner: Owner,
     home: Home,
     data_dir: PathBuf,
+    roots: PathBuf,
     reserve: Reserve,
     /// The pool with the images, if that is another one.
     images: Option<Arc<ZfsStorage>>,
@@ -78,6 +90,8 @@ pub struct ZfsStorage {
     renames: tokio::sync::RwLock<()>,
     /// Opened devices of volumes that are being filled, by volume.
     filling: Mutex<BTreeMap<String, Arc<dyn Device>>>,
+    /// At what takes its time with a VM's root. Taken before `renames`.
+    turns: RootTurns,
 }
 
 /// An image as another pool's disks are made from it.
@@ -98,16 +112,20 @@ impl ZfsStorage {
         config: ZfsStorageConfig,
         zfs: Arc<dyn Zfs>,
         devices: Arc<dyn Devices>,
+        mounts: Arc<dyn Mounts>,
     ) -> Result<Self, DriverError> {
         let (pool, names) = (Pool::new(&config.pool, zfs), Names::new(&config.pool));
         let home = Home::new(names.own(), &config);
         let opened = Self {
             reserve: Reserve::new(&config.data_dir, RESERVE_BYTES, BESIDE_RESERVE_BYTES),
             data_dir: config.data_dir,
+            roots: config.roots,
             owner: config.owner,
             images: None,
             renames: tokio::sync::RwLock::default(),
             filling: Mutex::default(),
+            turns: RootTurns::default(),
+            mounts,
             pool,
             names,
             devices,
@@ -137,8 +155,6 @@ impl ZfsStorage {
         }))
     }
 }
-
-impl ContainerRoots for ZfsStorage {}
 
 #[async_trait]
 impl Storage for ZfsStorage {
@@ -171,7 +187,9 @@ impl Storage for ZfsStorage {
     }
 
     async fn check_idle(&self, vm: VmUuid) -> Result<(), DriverError> {
-        self.of_vm(vm).await?.iter().try_for_each(|(_, row)| self.check_free(&row.name))
+        let found = self.of_vm(vm).await?;
+        let mut volumes = found.iter().filter(|(role, _)| *role != Role::Root);
+        volumes.try_for_each(|(_, row)| self.check_free(&row.name))
     }
 
     async fn destroy_disks(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {

@@ -12,9 +12,11 @@ const GOING: &str = "going";
 const ASIDE: &str = "-reprovisioning-root";
 /// After the name of a volume that is not whole yet.
 const PARTIAL: &str = "-partial";
+/// The file system of a container's root folder.
+const ROOT: &str = "root";
 /// The volume of what firmware keeps.
 const FIRMWARE: &str = "firmware";
-/// The snapshot of an image that disks are clones of.
+/// The snapshot of an image that disks and roots are clones of.
 const FINAL: &str = "final";
 
 /// The names in one pool.
@@ -50,7 +52,7 @@ impl Names {
 
     /// The dataset that holds all of a VM.
     #[must_use]
-    pub fn root(&self, vm: VmUuid) -> String {
+    pub fn of_vm(&self, vm: VmUuid) -> String {
         format!("{}/{vm}", self.pool)
     }
 
@@ -58,8 +60,7 @@ impl Names {
         let name = match place.role {
             Role::Disk(index) => format!("disk{index}"),
             Role::Firmware => FIRMWARE.to_owned(),
-            // No storage of this kind has any.
-            Role::Root => "root".to_owned(),
+            Role::Root => ROOT.to_owned(),
         };
         let state = match place.state {
             State::InPlace => "",
@@ -74,25 +75,30 @@ impl Names {
         self.volume(Place { vm, role: Role::Disk(index), state: State::InPlace })
     }
 
-    /// An image's volume.
+    /// The root folder of a container, in its place.
+    pub(super) fn container_root(&self, vm: VmUuid) -> String {
+        self.volume(Place { vm, role: Role::Root, state: State::InPlace })
+    }
+
+    /// An image's volume, or its file system if it is one of containers.
     #[must_use]
     pub fn image(&self, image: ImageUuid) -> String {
         format!("{}/{image}", self.pool)
     }
 
-    /// An image's volume, while its content is being written.
+    /// The same, while its content is being written.
     #[must_use]
     pub fn partial_image(&self, image: ImageUuid) -> String {
         format!("{}/{image}{PARTIAL}", self.pool)
     }
 
-    /// What disks are clones of.
+    /// What disks and roots are clones of.
     #[must_use]
     pub fn final_snapshot(&self, image: ImageUuid) -> String {
         Self::final_of(&self.image(image))
     }
 
-    /// The same of a volume that is to be an image.
+    /// The same of what is to be an image.
     #[must_use]
     pub fn final_of(volume: &str) -> String {
         snapshot(volume, FINAL)
@@ -118,6 +124,7 @@ impl Names {
         let role = match name.strip_prefix("disk") {
             Some(index) => Role::Disk(index.parse().ok()?),
             None if name == FIRMWARE => Role::Firmware,
+            None if name == ROOT => Role::Root,
             None => return None,
         };
         let place = Place { vm, role, state };
@@ -156,13 +163,14 @@ mod tests {
     #[test]
     fn volumes_are_known_by_their_names_alone() {
         let (names, vm) = (Names::new("zones"), UUID.parse().unwrap());
-        for role in [Role::Firmware, Role::Disk(0), Role::Disk(12)] {
+        for role in [Role::Firmware, Role::Root, Role::Disk(0), Role::Disk(12)] {
             for state in [State::InPlace, State::Aside, State::Partial] {
                 let place = Place { vm, role, state };
                 assert_eq!(names.place(&names.volume(place)), Some(place));
             }
         }
         assert_eq!(names.disk(vm, 3), format!("zones/{UUID}/disk3"));
+        assert_eq!(names.container_root(vm), format!("zones/{UUID}/root"));
         for other in [
             format!("zones/{UUID}"),
             format!("zones/{UUID}/data"),
@@ -170,6 +178,7 @@ mod tests {
             format!("zones/{UUID}/disk01"),
             format!("zones/{UUID}/disk+1"),
             format!("zones/{UUID}/disk1/x"),
+            format!("zones/{UUID}/root/x"),
             format!("zones/{UUID}/disk1@a"),
             format!("zones/{}/disk1", UUID.to_uppercase()),
             format!("zonesx/{UUID}/disk1"),

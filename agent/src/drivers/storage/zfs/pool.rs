@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_shared::ids::ImageUuid;
 use muster_shared::wire::Code;
 
 use super::fill::{FILLING, SNAPDEV};
@@ -13,13 +14,16 @@ use crate::drivers::storage::store_full;
 use crate::drivers::zfs::{Dataset, Kind, Properties, Snapshot, Wanted, Zfs};
 
 /// What is asked of each dataset and snapshot.
-const ASKED: [&str; 15] = [
+const ASKED: [&str; 18] = [
     "name",
     "type",
     "used",
     "available",
     "volsize",
     "refreservation",
+    "quota",
+    "recordsize",
+    "compression",
     "origin",
     "clones",
     "createtxg",
@@ -64,6 +68,15 @@ impl Row {
 
     pub(crate) fn is_volume(&self) -> bool {
         self.text("type") == Some("volume")
+    }
+
+    pub(crate) fn is_filesystem(&self) -> bool {
+        self.text("type") == Some("filesystem")
+    }
+
+    /// The image that its stamp names.
+    pub(crate) fn image(&self) -> Option<ImageUuid> {
+        self.text(IMAGE)?.parse().ok()
     }
 
     pub(crate) fn is_snapshot(&self) -> bool {
@@ -114,6 +127,13 @@ impl Pool {
             Some(Row { name, values })
         };
         Ok(self.zfs.list(&wanted).await?.into_iter().filter_map(row).collect())
+    }
+
+    /// All that was set at a dataset itself.
+    pub(crate) async fn local(&self, name: &str) -> Result<Properties, DriverError> {
+        let dataset: Dataset = name.parse()?;
+        let wanted = Wanted { only_local: true, ..Wanted::of(&dataset, &[]) };
+        Ok(self.zfs.get(&wanted).await?.remove(name).unwrap_or_default())
     }
 
     pub(crate) async fn create_filesystem(
@@ -186,7 +206,7 @@ impl Pool {
         self.zfs.destroy(&name.parse()?).await
     }
 
-    /// Destroys a volume with its snapshots; none is no error.
+    /// Destroys a volume or file system with its snapshots; none is no error.
     ///
     /// # Errors
     /// `DatasetBusy`: something still has it open; the snapshots are gone then.

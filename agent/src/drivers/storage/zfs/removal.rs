@@ -1,4 +1,4 @@
-//! Volumes that go, even while something has them open.
+//! Volumes and roots that go, even while something has them open.
 
 use muster_shared::error_chain::Chain;
 use muster_shared::wire::Code;
@@ -7,7 +7,7 @@ use super::ZfsStorage;
 use crate::drivers::DriverError;
 
 impl ZfsStorage {
-    /// Destroys a volume with its snapshots; none is no error. One that stays open gets out of the way,
+    /// Destroys a volume or root with its snapshots; none is no error. One that stays open gets out of the way,
     /// and goes later.
     pub(super) async fn remove(&self, volume: &str) -> Result<(), DriverError> {
         // Who fills it has it open.
@@ -45,8 +45,8 @@ impl ZfsStorage {
                 return;
             }
         };
-        for row in rows.iter().filter(|row| row.is_volume()) {
-            if let Err(error) = self.pool.destroy(&row.name).await {
+        for row in rows.iter().filter(|row| !row.is_snapshot() && row.name != going) {
+            if let Err(error) = self.pool.remove(&row.name).await {
                 let error = Chain(&error).to_string();
                 tracing::warn!(volume = row.name, error, "a destroyed volume is still in use");
             }

@@ -1,4 +1,4 @@
-//! Snapshots of volumes, also of those that a guest has open: what it has flushed is in them.
+//! Snapshots of volumes and roots, also of those that a guest has open: what it has flushed is in them.
 
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
@@ -11,7 +11,7 @@ use super::pool::Row;
 use crate::drivers::DriverError;
 use crate::drivers::storage::{Role, VolumeSnapshot, snapshot_not_found};
 
-/// A snapshot of a volume in its place.
+/// A snapshot of a volume or root in its place.
 #[derive(Debug)]
 struct Taken<'a> {
     role: Role,
@@ -46,7 +46,7 @@ impl ZfsStorage {
         &self,
         vm: VmUuid,
     ) -> Result<Vec<VolumeSnapshot>, DriverError> {
-        let rows = self.pool.rows(&self.names.root(vm)).await?;
+        let rows = self.pool.rows(&self.names.of_vm(vm)).await?;
         let found = self.taken(&rows).into_iter();
         Ok(found.map(|t| VolumeSnapshot { volume: t.role, name: t.name.to_owned() }).collect())
     }
@@ -58,7 +58,7 @@ impl ZfsStorage {
         name: &str,
         of: &[Role],
     ) -> Result<(), DriverError> {
-        let rows = self.pool.rows(&self.names.root(vm)).await?;
+        let rows = self.pool.rows(&self.names.of_vm(vm)).await?;
         let taken = self.taken(&rows);
         let has = |role: Role| taken.iter().any(|taken| taken.role == role && taken.name == name);
         let wanted = self.in_place(&rows).into_iter();
@@ -76,7 +76,8 @@ impl ZfsStorage {
         name: &str,
         from: &[Role],
     ) -> Result<(), DriverError> {
-        let rows = self.pool.rows(&self.names.root(vm)).await?;
+        let _turn = self.turns.take(vm).await;
+        let rows = self.pool.rows(&self.names.of_vm(vm)).await?;
         let going = self.taken(&rows).into_iter();
         let going = going.filter(|taken| taken.name == name && from.contains(&taken.role));
         let going: Vec<_> = going.map(|taken| taken.row.name.clone()).collect();
@@ -86,13 +87,15 @@ impl ZfsStorage {
                 self.pool.inherit(&row.name, SNAPDEV).await?;
             }
         }
-        self.pool.destroy_snapshots(&going).await
+        self.pool.destroy_snapshots(&going).await?;
+        self.sweep_packs(vm, &rows).await
     }
 
-    /// All disks have the snapshot, and nothing depends on a newer one, or none is touched. Variables
+    /// All volumes have the snapshot, and nothing depends on a newer one, or none is touched. Variables
     /// that are younger stay.
     pub(super) async fn go_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
-        let rows = self.pool.rows(&self.names.root(vm)).await?;
+        let _turn = self.turns.take(vm).await;
+        let rows = self.pool.rows(&self.names.of_vm(vm)).await?;
         let taken = self.taken(&rows);
         let mut targets = Vec::new();
         for (role, row) in self.in_place(&rows) {
@@ -115,16 +118,21 @@ impl ZfsStorage {
                 }
             }
         }
-        for (volume, _) in &targets {
-            self.check_free(volume)?;
+        for (volume, target) in &targets {
+            match target.role {
+                Role::Root => self.hide_root(vm).await?,
+                Role::Firmware | Role::Disk(_) => self.check_free(volume)?,
+            }
         }
         for (volume, target) in &targets {
             let newer: Vec<_> = newer(target).into_iter().map(|row| row.name.clone()).collect();
             self.pool.roll_back(&target.row.name, &newer).await?;
-            self.give_back(volume).await?;
-            self.devices.wait(volume).await?;
+            if target.role != Role::Root {
+                self.give_back(volume).await?;
+                self.devices.wait(volume).await?;
+            }
         }
-        Ok(())
+        self.sweep_packs(vm, &rows).await
     }
 
     /// What is set aside beyond the size that a volume has again.

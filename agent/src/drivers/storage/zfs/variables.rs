@@ -41,7 +41,7 @@ impl ZfsStorage {
         let found = tokio::fs::metadata(template).await;
         let size_bytes = found.map_err(|error| files::failed("look at", template, error))?.len();
         self.remove(partial).await?;
-        self.make_root(vm).await?;
+        self.make_holder(vm).await?;
         let mut properties = self.owner.stamp_of_vm(vm);
         properties.insert("volblocksize".to_owned(), BLOCK_BYTES.to_string());
         let size_bytes = size_bytes.next_multiple_of(BLOCK_BYTES);

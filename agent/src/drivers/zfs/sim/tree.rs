@@ -418,6 +418,7 @@ pub(super) const SETTABLE: &[&str] = &[
     "refreservation",
     "reservation",
     "snapdev",
+    "snapdir",
     "snapshot_limit",
     "sync",
     "volblocksize",
