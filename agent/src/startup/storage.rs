@@ -108,12 +108,14 @@ impl Parts<'_> {
         let volumes = ZfsImagesConfig {
             pool: config.pool.clone(),
             folder: self.folders.storage.join(IMAGES),
+            shown: self.folders.run.join("images"),
             owner: self.owner(),
             storage: storage.clone(),
         };
         let devices = Arc::new(HostDevices::new(self.exec.clone()));
         let zfs = self.zfs.clone();
-        Ok(Arc::new(ZfsImages::new(volumes, fetched, zfs, devices, clock.clone())))
+        let (mounts, clock) = (Arc::new(HostMounts), clock.clone());
+        Ok(Arc::new(ZfsImages::new(volumes, fetched, zfs, devices, mounts, clock)))
     }
 }
 

@@ -10,15 +10,18 @@ use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use super::oci::samples::{self, File};
 use super::sim::{SimImages, SimRepository};
 use super::test_server::Misbehaviour;
 use super::tests::{IMAGE, Node, check_code, image, raw_disk};
-use super::{Images, ZfsImages, ZfsImagesConfig};
+use super::{Images, ROOT_FORMAT, ZfsImages, ZfsImagesConfig};
 use crate::drivers::cluster::Cluster;
 use crate::drivers::faults::{Fault, Faults};
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
 use crate::drivers::storage::zfs::{Owner, SimDevices, SimMounts, ZfsStorage, ZfsStorageConfig};
-use crate::drivers::storage::{Dependents, DiskSpec, Storage, Wishes};
+use crate::drivers::storage::{
+    ContainerRoots as _, Dependents, DiskSpec, RootWishes, Storage, Wishes,
+};
 use crate::drivers::zfs::sim::{SimPools, SimZfs};
 use crate::drivers::zfs::{Properties, Zfs};
 
@@ -139,16 +142,17 @@ async fn with_a_pool(node: &Node, faults: &Faults) -> (Arc<ZfsStorage>, ZfsImage
         owner: owner.clone(),
     };
     let mounts = Arc::new(SimMounts::default());
-    let opened = ZfsStorage::open(config, zfs.clone(), devices.clone(), mounts).await;
+    let opened = ZfsStorage::open(config, zfs.clone(), devices.clone(), mounts.clone()).await;
     let storage = Arc::new(opened.unwrap());
     let config = ZfsImagesConfig {
         pool: "zones".to_owned(),
         folder: node.folder.path().join("images"),
+        shown: node.folder.path().join("shown/images"),
         owner,
         storage: storage.clone(),
     };
     let clock = Arc::new(SystemClock::new());
-    let images = ZfsImages::new(config, node.images().await, zfs, devices, clock);
+    let images = ZfsImages::new(config, node.images().await, zfs, devices, mounts, clock);
     (storage, images, pools)
 }
 
@@ -182,6 +186,55 @@ async fn a_volume_that_a_crash_left_half_written_is_written_anew() {
             check_absent(&images).await;
             ensure(&images).await;
             assert!(images.get(image()).await.unwrap().is_some());
+            images.remove(image()).await.unwrap();
+            let left = pools.content().into_keys().filter(|name| name.contains(IMAGE));
+            assert_eq!(left.collect::<Vec<_>>(), Vec::<String>::new());
+        }
+    }
+    node.check_nothing_left();
+}
+
+/// Publishes an image of containers with one file.
+fn publish_container(node: &Node) {
+    let layer = samples::layer(&[File::plain("issue", "image")]);
+    let path = node.folder.path().join("container.tar");
+    samples::docker(&samples::config(&samples::here(), &[layer.clone()]), &[layer]).write(&path);
+    node.publish(&std::fs::read(&path).unwrap(), "none", |manifest| {
+        manifest["type"] = json!("docker");
+        manifest["files"][0]["format"] = json!("docker-archive");
+    });
+}
+
+#[tokio::test]
+async fn an_image_of_containers_becomes_a_file_system() {
+    let node = Node::new().await;
+    publish_container(&node);
+    let faults = Faults::none();
+    let (storage, images, pools) = with_a_pool(&node, &faults).await;
+    for operation in ["zfs.create", "zfs.snapshot", "zfs.rename"] {
+        for fault in [Fault::before(), Fault::after()] {
+            faults.fail_nth(operation, 1, fault);
+            let failed = images.ensure(image(), &|_| (), &CancellationToken::new()).await;
+            failed.unwrap_err();
+            check_absent(&images).await;
+            assert_eq!(images.container(image()).await.unwrap(), None);
+            ensure(&images).await;
+            let installed = images.get(image()).await.unwrap().unwrap();
+            assert_eq!((&*installed.format, installed.size_bytes), (ROOT_FORMAT, 5));
+            let container = images.container(image()).await.unwrap().unwrap();
+            assert_eq!(container.runtime.entrypoint, ["/bin/server"]);
+            // The files have become the file system, and nothing of it is shown.
+            assert_eq!(node.names(), BTreeSet::from([format!("zones-{IMAGE}.json")]));
+            assert!(!container.root.exists());
+            let set = pools.content()[&format!("zones/{IMAGE}")].clone();
+            assert_eq!((&*set["mountpoint"], &*set["muster:image_uuid"]), ("legacy", IMAGE));
+
+            let (vm, one) = (disk().vm, task("one"));
+            let usage = images.list().await.unwrap().remove(0);
+            assert_eq!((usage.image, usage.dependents), (image(), Dependents::default()));
+            storage.create_root(vm, image(), &RootWishes::default(), &one).await.unwrap();
+            check_refused(&images).await;
+            storage.destroy_root(vm, Some(&one)).await.unwrap();
             images.remove(image()).await.unwrap();
             let left = pools.content().into_keys().filter(|name| name.contains(IMAGE));
             assert_eq!(left.collect::<Vec<_>>(), Vec::<String>::new());

@@ -11,8 +11,8 @@ use serde_json::Value;
 pub struct ContainerImage {
     /// Its IMGAPI manifest.
     pub manifest: Value,
-    /// The folder that is the root of its files. Never written to: containers lay their own over it,
-    /// and whoever keeps those names the image in
+    /// The folder that is the root of its files; in a pool of ZFS, where roots are clones, there is nothing
+    /// in it. Never written to: containers lay their own over it, and whoever keeps those names the image in
     /// [`Storage::bases`](crate::drivers::storage::Storage::bases) for as long.
     pub root: PathBuf,
     /// How a container of it is run.

@@ -1,7 +1,8 @@
-//! Images as ZFS volumes with a snapshot `@final`, of which disks are clones.
+//! Images as ZFS volumes, those of containers as file systems, with a snapshot `@final`, of which disks
+//! and roots are clones.
 //!
-//! What a repository has is fetched and checked as with the file driver, and written onto a volume
-//! under another name, which is renamed once it has its snapshot. The record with the manifest is
+//! What a repository has is fetched and checked as with the file driver, and written onto a volume or
+//! into a file system under another name, which is renamed once it has its snapshot. The record with the manifest is
 //! written last and removed first: an image that has one is whole.
 
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use jiff::Timestamp;
 use muster_shared::clock::SharedClock;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ImageUuid, TaskId};
+use muster_shared::units::MIB;
 use muster_shared::wire::Code;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -24,13 +26,19 @@ use super::publish::Publication;
 use super::turns::Turns;
 use super::usage::{USED, modified_at, touch};
 use super::{ContainerImage, ImageUsage, Images, Installed, ROOT_FORMAT, origin_of};
-use crate::drivers::storage::zfs::{Devices, IMAGE, Names, Owner, Pool, Row, Source};
+use crate::drivers::storage::zfs::{
+    Devices, IMAGE, Mounts, Names, Owner, Pool, Row, Source, unmounted,
+};
 use crate::drivers::storage::{Dependents, Storage};
+use crate::drivers::trees::{self, Measure};
+use crate::drivers::untar::Fault;
 use crate::drivers::zfs::{Properties, Zfs};
 use crate::drivers::{DriverError, files};
 
 /// Share of the progress that the fetch takes; writing the volume is the rest, percent.
 const FETCH_PERCENT: u16 = 90;
+/// What a copy of an image leaves free in its pool, bytes.
+const STAYS_FREE_BYTES: u64 = 16 * MIB;
 /// Sizes of volumes are multiples of this, whatever blocks a pool gives them, bytes.
 const ALIGNMENT_BYTES: u64 = 128 * 1024;
 
@@ -41,6 +49,8 @@ pub struct ZfsImagesConfig {
     pub pool: String,
     /// The folder of the fetched files; records lie there, too.
     pub folder: PathBuf,
+    /// Where file systems are shown while they are filled.
+    pub shown: PathBuf,
     /// Stamped on every volume.
     pub owner: Owner,
     /// Knows the disks that are based on images.
@@ -55,8 +65,11 @@ pub struct ZfsImages {
     pool: Pool,
     names: Names,
     devices: Arc<dyn Devices>,
+    mounts: Arc<dyn Mounts>,
     clock: SharedClock,
     turns: Turns,
+    /// Held by who copies files: one that was given up may take a moment to stop.
+    copying: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl ZfsImages {
@@ -67,10 +80,12 @@ impl ZfsImages {
         fetched: FileImages,
         zfs: Arc<dyn Zfs>,
         devices: Arc<dyn Devices>,
+        mounts: Arc<dyn Mounts>,
         clock: SharedClock,
     ) -> Self {
         let (pool, names) = (Pool::new(&config.pool, zfs), Names::new(&config.pool));
-        Self { config, fetched, pool, names, devices, clock, turns: Turns::default() }
+        let (turns, copying) = (Turns::default(), Arc::default());
+        Self { config, fetched, pool, names, devices, mounts, clock, turns, copying }
     }
 
     /// Of records and what lies beside them. No image of the file driver is called so.
@@ -95,12 +110,21 @@ impl ZfsImages {
         Ok(files::list(&self.config.folder).await?.iter().filter_map(image).collect())
     }
 
-    /// The image's volume, if it is whole.
-    async fn volume(&self, image: ImageUuid) -> Result<Option<Row>, DriverError> {
+    /// The image's volume or file system, if it is whole.
+    async fn dataset(&self, image: ImageUuid) -> Result<Option<Row>, DriverError> {
         let (name, snapshot) = (self.names.image(image), self.names.final_snapshot(image));
         let rows = self.pool.rows(&name).await?;
         let is_whole = rows.iter().any(|row| row.name == snapshot);
-        Ok(rows.into_iter().find(|row| is_whole && row.is_volume() && row.name == name))
+        let is_it = |row: &Row| {
+            row.name == name
+                && (row.is_volume() || row.is_filesystem() && row.image() == Some(image))
+        };
+        Ok(rows.into_iter().find(|row| is_whole && is_it(row)))
+    }
+
+    /// Where the files of an image of containers are shown while they are written.
+    fn place(&self, image: ImageUuid) -> PathBuf {
+        self.config.shown.join(image.to_string())
     }
 
     async fn install(
@@ -114,14 +138,13 @@ impl ZfsImages {
             progress(u8::try_from(share).unwrap_or(percent));
         };
         self.fetched.ensure(image, &share, cancelled).await?;
-        if self.fetched.container(image).await?.is_some() {
-            progress(100);
-            return Ok(());
-        }
         let gone = || DriverError::failed(format!("install image {image}"), "its file is gone");
         let file = self.fetched.get(image).await?.ok_or_else(gone)?;
-        if self.volume(image).await?.is_none() {
-            self.write(image, &file, cancelled).await?;
+        if self.dataset(image).await?.is_none() {
+            match file.format == ROOT_FORMAT {
+                true => self.copy(image, file.path, cancelled).await?,
+                false => self.write(image, &file, cancelled).await?,
+            }
         }
         let mut record = self.fetched.record(image).await?.ok_or_else(gone)?;
         record.installed_at = Some(self.clock.wall());
@@ -139,11 +162,8 @@ impl ZfsImages {
         cancelled: &CancellationToken,
     ) -> Result<(), DriverError> {
         let (partial, name) = (self.names.partial_image(image), self.names.image(image));
-        for left in [&partial, &name] {
-            self.pool.remove(left).await?;
-        }
-        let mut properties: Properties = self.config.owner.stamp();
-        properties.insert(IMAGE.to_owned(), image.to_string());
+        self.remove_left(image).await?;
+        let properties = self.stamp(image);
         let size_bytes = file.size_bytes.next_multiple_of(ALIGNMENT_BYTES);
         self.pool.create_volume(&partial, size_bytes, properties).await?;
         let content = Source { path: &file.path, format: &file.format };
@@ -155,6 +175,62 @@ impl ZfsImages {
         self.pool.snapshot(&[Names::final_of(&partial)]).await?;
         self.pool.rename(&partial, &name).await?;
         self.devices.wait(&name).await
+    }
+
+    fn stamp(&self, image: ImageUuid) -> Properties {
+        let mut properties: Properties = self.config.owner.stamp();
+        properties.insert(IMAGE.to_owned(), image.to_string());
+        properties
+    }
+
+    /// Removes what is here under the image's names.
+    async fn remove_left(&self, image: ImageUuid) -> Result<(), DriverError> {
+        let (mounts, at) = (Arc::clone(&self.mounts), self.place(image));
+        let hide = move |_: &_| {
+            mounts.unmount(&at).map_err(|e| Fault::Host(files::failed("unmount", &at, e)))
+        };
+        trees::beside("unmount an image", (), hide).await?;
+        for left in [self.names.partial_image(image), self.names.image(image)] {
+            self.pool.remove(&left).await?;
+        }
+        Ok(())
+    }
+
+    /// Copies a folder into a file system.
+    async fn copy(
+        &self,
+        image: ImageUuid,
+        from: PathBuf,
+        cancelled: &CancellationToken,
+    ) -> Result<(), DriverError> {
+        let turn = Arc::clone(&self.copying).lock_owned().await;
+        let (partial, name) = (self.names.partial_image(image), self.names.image(image));
+        self.remove_left(image).await?;
+        let mut properties = self.stamp(image);
+        properties.extend(unmounted());
+        self.pool.create_filesystem(&partial, properties).await?;
+        let (mounts, at, of) = (Arc::clone(&self.mounts), self.place(image), partial.clone());
+        let copying = move |stop: &CancellationToken| {
+            let failed = |error| Fault::Host(files::failed("mount", &at, error));
+            mounts.mount(&of, &at).map_err(failed)?;
+            let copied = Measure::of(&from, stop).and_then(|measure| {
+                trees::check_room(measure.copy_bytes(false), &at, STAYS_FREE_BYTES)?;
+                trees::copy_into(&from, &at, stop)
+            });
+            mounts.unmount(&at).map_err(failed)?;
+            copied
+        };
+        let copied = tokio::select! {
+            copied = trees::beside("copy an image", turn, copying) => copied,
+            () = cancelled.cancelled() => Err(super::cancelled(image)),
+        };
+        if copied.is_err() {
+            let _stopped = self.copying.lock().await;
+            self.pool.remove(&partial).await?;
+        }
+        copied?;
+        self.pool.snapshot(&[Names::final_of(&partial)]).await?;
+        self.pool.rename(&partial, &name).await
     }
 
     async fn take_away(&self, image: ImageUuid) -> Result<(), DriverError> {
@@ -173,14 +249,12 @@ impl ZfsImages {
         self.check_no_clones(image).await?;
         files::remove(&self.path(image, "json")).await?;
         files::sync_folder(&self.config.folder).await?;
-        for volume in [self.names.image(image), self.names.partial_image(image)] {
-            self.pool.remove(&volume).await?;
-        }
+        self.remove_left(image).await?;
         files::remove(&self.path(image, USED)).await?;
         self.fetched.discard(image).await
     }
 
-    /// A clone that is no disk of a VM keeps an image as well.
+    /// A clone that is no disk or root of a VM keeps an image as well.
     async fn check_no_clones(&self, image: ImageUuid) -> Result<(), DriverError> {
         let rows = self.pool.rows(&self.names.image(image)).await?;
         let mut clones = rows.iter().filter_map(|row| row.text("clones"));
@@ -199,11 +273,11 @@ impl ZfsImages {
                 return Ok(None);
             }
         };
-        let Some(volume) = self.volume(image).await? else { return Ok(None) };
+        let Some(dataset) = self.dataset(image).await? else { return Ok(None) };
         Ok(Some(ImageUsage {
             image,
             manifest: record.manifest,
-            used_bytes: volume.number("used").unwrap_or(0),
+            used_bytes: dataset.number("used").unwrap_or(0),
             installed_at: record.installed_at.unwrap_or(Timestamp::UNIX_EPOCH),
             last_used_at: modified_at(&self.path(image, USED)).await?,
             dependents: Dependents::default(),
@@ -214,22 +288,33 @@ impl ZfsImages {
 #[async_trait]
 impl Images for ZfsImages {
     async fn get(&self, image: ImageUuid) -> Result<Option<Installed>, DriverError> {
-        let Some(record) = self.record(image).await? else {
-            // Images of containers stay what was fetched.
-            let fetched = self.fetched.get(image).await?;
-            return Ok(fetched.filter(|fetched| fetched.format == ROOT_FORMAT));
-        };
-        let volume = self.volume(image).await?;
-        Ok(volume.map(|volume| Installed {
-            manifest: record.manifest,
-            path: self.devices.path(&volume.name),
-            format: "raw".to_owned(),
-            size_bytes: volume.number("volsize").unwrap_or(0),
+        let Some(record) = self.record(image).await? else { return Ok(None) };
+        let Some(dataset) = self.dataset(image).await? else { return Ok(None) };
+        let manifest = record.manifest;
+        Ok(Some(match record.container {
+            Some(container) => Installed {
+                manifest,
+                path: self.place(image),
+                format: ROOT_FORMAT.to_owned(),
+                size_bytes: container.size_bytes,
+            },
+            None => Installed {
+                manifest,
+                path: self.devices.path(&dataset.name),
+                format: "raw".to_owned(),
+                size_bytes: dataset.number("volsize").unwrap_or(0),
+            },
         }))
     }
 
     async fn container(&self, image: ImageUuid) -> Result<Option<ContainerImage>, DriverError> {
-        self.fetched.container(image).await
+        let Some(Record { manifest, container: Some(container), .. }) = self.record(image).await?
+        else {
+            return Ok(None);
+        };
+        let is_here = self.dataset(image).await?.is_some();
+        let (root, runtime) = (self.place(image), container.runtime);
+        Ok(is_here.then_some(ContainerImage { manifest, root, runtime }))
     }
 
     async fn ensure(

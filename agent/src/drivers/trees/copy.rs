@@ -31,6 +31,11 @@ const MAX_LINK_PATH_BYTES: usize = 4000;
 pub(crate) fn copy_here(from: &Path, to: &Path, stop: &CancellationToken) -> Result<(), Fault> {
     let made = std::fs::DirBuilder::new().mode(0o700).create(to);
     made.map_err(|error| host("create", to, error))?;
+    copy_into(from, to, stop)
+}
+
+/// As [`copy_here`], to a folder that is there and has nothing in it.
+pub(crate) fn copy_into(from: &Path, to: &Path, stop: &CancellationToken) -> Result<(), Fault> {
     let (source, target) = (open_root(from)?, open_root(to)?);
     let failed = |error: rustix::io::Errno| host("copy", from, error.into());
     let stat = rustix::fs::fstat(&source).map_err(failed)?;

@@ -19,7 +19,7 @@ use super::untar::Fault;
 use super::{DriverError, files};
 
 pub(crate) use archive::archive_here;
-pub(crate) use copy::copy_here;
+pub(crate) use copy::{copy_here, copy_into};
 pub(crate) use measure::{Measure, clones_files};
 
 /// Works on a thread that may block. When this is dropped, the work is told to stop; `turn` is held
