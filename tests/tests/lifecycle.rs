@@ -24,9 +24,6 @@ const COUNTS_ON_DISK: &str = "#!/bin/sh\n\
     n=$((${n:-0} + 1))\n\
     echo $n | dd of=$boot bs=512 seek=$last 2>/dev/null; sync\n\
     echo \"boot $n.\" >/dev/console\n";
-/// Counts the boots of its root in a file of that.
-const COUNTS_IN_FILE: &str = "n=$(cat /count); n=$((${n:-0} + 1)); echo $n > /count; \
-    echo \"boot $n.\"; trap 'exit 0' TERM; sleep 100000 & wait";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Driver {
@@ -61,10 +58,7 @@ impl Cell {
         agent.wait_allocatable(&client).await;
         let image = match driver {
             Driver::Qemu => guest::import(&client).await,
-            Driver::Oci => {
-                let config = json!({ "Entrypoint": ["/bin/sh", "-c"], "Cmd": [COUNTS_IN_FILE] });
-                container::import(&client, &config).await
-            }
+            Driver::Oci => container::import(&client, &container::counts_boots()).await,
         };
         let (folder, vm) = (muster_tests::daemon::temp_dir(), fresh_uuid());
         Some(Self { driver, coordinator, client, agent, folder, instance, image, vm })

@@ -35,6 +35,8 @@ pub(super) fn write(disk: &Path) {
     strip(&binary("examples/zfs-conformance"), &tests.join("zfs-conformance"));
     copy_files(&repository().join("systemd"), &dir.join("systemd"));
     copy_files(&image_dir(), &guest);
+    let counts = crate::container::archive(&crate::container::counts_boots());
+    std::fs::write(guest.join("container.tar"), counts).expect("a file");
     button(&guest.join("button.raw"), &[]);
     button(&guest.join("busy.raw"), &[&"--defsym", &"BUSY=1"]);
     // Maps of blocks and inodes grow with the files. A journal and blocks for root would, too, and

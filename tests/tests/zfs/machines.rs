@@ -9,23 +9,28 @@ use crate::pools::{datasets, node, property};
 const BLOCK: &str = "bs=512 seek=1000 count=1 conv=notrunc,fsync oflag=direct status=none";
 
 /// Asks for something of a VM, and waits until it is done.
-async fn act(node: &Node, method: &str, vm: &str, path: &str, body: &Value) {
+pub(crate) async fn act(node: &Node, method: &str, vm: &str, path: &str, body: &Value) {
     let asked = node.api(method, &format!("/servers/{}/vms/{vm}{path}", node.server), body).await;
     node.complete(&asked).await;
 }
 
-async fn take_snapshot(node: &Node, vm: &str, name: &str) {
+pub(crate) async fn take_snapshot(node: &Node, vm: &str, name: &str) {
     act(node, "PUT", vm, "/snapshots", &json!({ "snapshot_name": name })).await;
 }
 
+/// The device of a VM's boot disk.
+pub(crate) fn device(vm: &str) -> String {
+    format!("/dev/zvol/zones/{vm}/disk0")
+}
+
 /// Fills a block of a disk with a letter.
-async fn write(node: &Node, device: &str, letter: &str) {
+pub(crate) async fn write(node: &Node, device: &str, letter: &str) {
     let script = format!("head -c 512 /dev/zero | tr '\\0' {letter} | dd of={device} {BLOCK}");
     node.system.run(&script).await;
 }
 
 /// The letters of that block.
-async fn read(node: &Node, device: &str) -> String {
+pub(crate) async fn read(node: &Node, device: &str) -> String {
     let skip = BLOCK.replace("seek", "skip").replace("conv=notrunc,fsync oflag", "iflag");
     node.system.run(&format!("dd if={device} {skip} | tr -s 'a-z' | tr -d '\\0'")).await
 }
@@ -48,7 +53,7 @@ async fn machine_lives_on_volumes_and_leaves_nothing() {
     let before = datasets(system).await;
     let vm = node.create("one", "button", &json!({})).await;
     let disk = format!("zones/{vm}/disk0");
-    let device = format!("/dev/zvol/{disk}");
+    let device = device(&vm);
 
     // A clone of the image, with its owner on it.
     let origin = property(system, &disk, "origin").await;
@@ -110,8 +115,7 @@ async fn machine_on_volumes_becomes_an_image_and_a_file() {
     let system = &node.system;
     let vm = node.create("one", "button", &json!({})).await;
     act(&node, "POST", &vm, "/stop", &json!({ "force": true })).await;
-    let disk = |vm: &str| format!("/dev/zvol/zones/{vm}/disk0");
-    write(&node, &disk(&vm), "a").await;
+    write(&node, &device(&vm), "a").await;
 
     try_run(&node, "muster image create --name made --version 1 one").await;
     let copy = node.create("two", "made", &json!({})).await;
@@ -120,17 +124,17 @@ async fn machine_on_volumes_becomes_an_image_and_a_file() {
     let image: Value = serde_json::from_str(&image).expect("JSON");
     assert_eq!(origin, format!("zones/{}@final", image["uuid"].as_str().expect("a uuid")));
     act(&node, "POST", &copy, "/stop", &json!({ "force": true })).await;
-    assert_eq!(read(&node, &disk(&copy)).await, "a");
+    assert_eq!(read(&node, &device(&copy)).await, "a");
     // Each has blocks of its own.
-    write(&node, &disk(&copy), "b").await;
-    assert_eq!(read(&node, &disk(&vm)).await, "a");
+    write(&node, &device(&copy), "b").await;
+    assert_eq!(read(&node, &device(&vm)).await, "a");
 
     try_run(&node, "muster vm export one /root/one.vm").await;
     act(&node, "DELETE", &vm, "", &json!({})).await;
     assert_eq!(left_of(&node, &vm).await, "");
     // Its disks are too small for the allocator, which keeps some for itself.
     try_run(&node, &format!("muster vm import /root/one.vm --server {}", node.server)).await;
-    assert_eq!(read(&node, &disk(&vm)).await, "a");
+    assert_eq!(read(&node, &device(&vm)).await, "a");
     assert_eq!(property(system, &format!("zones/{vm}/disk0"), "origin").await, "-");
     act(&node, "POST", &vm, "/start", &json!({})).await;
 
@@ -141,7 +145,7 @@ async fn machine_on_volumes_becomes_an_image_and_a_file() {
 }
 
 /// Runs a command that may take its time.
-async fn try_run(node: &Node, command: &str) {
+pub(crate) async fn try_run(node: &Node, command: &str) {
     let ran = node.system.try_run(command, LONG).await.expect("the machine answers");
     assert_eq!(ran.code, 0, "{command}: {ran:#?}");
 }

@@ -4,6 +4,7 @@
 mod conformance;
 mod endpoints;
 mod faults;
+mod lifecycle;
 mod machines;
 mod pools;
 mod setup;

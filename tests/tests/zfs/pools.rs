@@ -8,7 +8,7 @@ use muster_tests::wait::wait_for;
 use serde_json::json;
 
 /// The pool of the tests, over the first two spare disks.
-const MIRROR: &str = "zpool create -O compression=lz4 zones mirror \
+pub(crate) const MIRROR: &str = "zpool create -O compression=lz4 zones mirror \
     /dev/disk/by-id/virtio-spare0 /dev/disk/by-id/virtio-spare1";
 const USE_IT: &str = "sed -i '1i storage = \"zfs\"' /etc/muster/agent.toml
 systemctl restart muster-agent";
