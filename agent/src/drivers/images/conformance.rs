@@ -198,7 +198,8 @@ async fn a_volume_that_a_crash_left_half_written_is_written_anew() {
 fn publish_container(node: &Node) {
     let layer = samples::layer(&[File::plain("issue", "image")]);
     let path = node.folder.path().join("container.tar");
-    samples::docker(&samples::config(&samples::here(), &[layer.clone()]), &[layer]).write(&path);
+    samples::docker(&samples::config(&samples::here(), std::slice::from_ref(&layer)), &[layer])
+        .write(&path);
     node.publish(&std::fs::read(&path).unwrap(), "none", |manifest| {
         manifest["type"] = json!("docker");
         manifest["files"][0]["format"] = json!("docker-archive");
