@@ -327,7 +327,7 @@ impl Exec for SystemExec {
     }
 
     async fn spawn_piped(&self, piped: &Piped) -> Result<RunningChild, ExecError> {
-        RunningChild::start(piped)
+        RunningChild::start(piped, self.systemd)
     }
 
     fn supervisor(&self) -> &'static str {
@@ -336,7 +336,7 @@ impl Exec for SystemExec {
 }
 
 /// `systemd-run --scope` replaces itself with the program, so the pid stays the same.
-fn in_scope(scope: &Scope, argv: &[String]) -> Vec<String> {
+pub(super) fn in_scope(scope: &Scope, argv: &[String]) -> Vec<String> {
     let mut wrapped: Vec<String> =
         ["systemd-run", "--scope", "--quiet", "--collect"].into_iter().map(str::to_owned).collect();
     wrapped.push(format!("--unit={}", scope.unit));

@@ -5,8 +5,8 @@ use std::process::Stdio;
 
 use tokio::process::{ChildStderr, ChildStdin, ChildStdout};
 
-use super::exec::{PATH, process};
-use super::{ExecError, Exit};
+use super::exec::{PATH, in_scope, process};
+use super::{ExecError, Exit, ProcessId, Scope};
 
 /// A process with pipes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub struct Piped {
     pub argv: Vec<String>,
     /// It can be written to; else it reads nothing.
     pub stdin: bool,
+    /// Its place under systemd.
+    pub scope: Option<Scope>,
 }
 
 /// A process with pipes that was started. Dropped, it is killed.
@@ -28,14 +30,26 @@ impl From<tokio::process::Child> for RunningChild {
 }
 
 impl RunningChild {
-    pub(super) fn start(piped: &Piped) -> Result<Self, ExecError> {
-        let mut command = process(&piped.argv);
+    pub(super) fn start(piped: &Piped, systemd: bool) -> Result<Self, ExecError> {
+        let mut command = match &piped.scope {
+            Some(scope) if systemd => process(&in_scope(scope, &piped.argv)),
+            _ => process(&piped.argv),
+        };
         command.env("PATH", PATH).env("LC_ALL", "C").current_dir("/");
         command.stdin(if piped.stdin { Stdio::piped() } else { Stdio::null() });
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.process_group(0).kill_on_drop(true);
         let program = piped.argv.first().cloned().unwrap_or_default();
         command.spawn().map(Self).map_err(|source| ExecError::Start { program, source })
+    }
+
+    /// The process itself; `None`: it has ended.
+    ///
+    /// # Errors
+    /// `/proc` could not be read.
+    pub fn process(&self) -> io::Result<Option<ProcessId>> {
+        // As long as nobody has waited for it, the pid is its own.
+        self.0.id().map_or(Ok(None), ProcessId::of)
     }
 
     /// What it reads, once.

@@ -62,7 +62,8 @@ impl GuestProcess for Local {
 
 async fn start(script: &str) -> Result<Box<dyn GuestProcess>, DriverError> {
     let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
-    let child = SystemExec::new().spawn_piped(&Piped { argv, stdin: true }).await.unwrap();
+    let child =
+        SystemExec::new().spawn_piped(&Piped { argv, stdin: true, scope: None }).await.unwrap();
     Ok(Box::new(Local(child)))
 }
 

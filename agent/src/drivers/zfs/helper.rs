@@ -82,7 +82,7 @@ impl Helper {
 
     async fn start(&self) -> Result<Process, DriverError> {
         let shown = self.path.display().to_string();
-        let piped = Piped { argv: vec![shown.clone()], stdin: true };
+        let piped = Piped { argv: vec![shown.clone()], stdin: true, scope: None };
         let started = self.exec.spawn_piped(&piped).await;
         let mut child = started.map_err(|error| DriverError::failed(shown.clone(), error))?;
         match (child.take_stdin(), child.take_stdout()) {

@@ -108,7 +108,7 @@ impl Programs {
     ) -> Result<RunningChild, DriverError> {
         let argv = self.argv(Program::Zfs, arguments);
         let shown = argv.join(" ");
-        let started = self.exec.spawn_piped(&Piped { argv, stdin }).await;
+        let started = self.exec.spawn_piped(&Piped { argv, stdin, scope: None }).await;
         started.map_err(|error| {
             let text = format!("{shown} can't be started");
             DriverError::refused_because(Code::ZfsUnavailable, text, error)

@@ -144,6 +144,16 @@ impl Tree {
         }
         Ok(())
     }
+
+    /// Removes the parent, unless something is in it.
+    pub(super) fn remove_parent(&self) {
+        for place in &self.places {
+            match std::fs::remove_dir(&place.parent) {
+                Ok(()) => {}
+                Err(error) => tracing::debug!(path = %place.parent.display(), %error, "it stays"),
+            }
+        }
+    }
 }
 
 /// In version 2 a cgroup has the controllers that all above it hand down.

@@ -257,7 +257,7 @@ impl Guests {
         let noted = folder.set_started(&started).map_err(failed);
         // Its CPUs have not started, so it has used next to nothing yet.
         let limited =
-            self.rules.limiter.enter(vm, process, limits).map_err(|error| {
+            self.rules.limiter.enter(&vm.to_string(), process, limits).map_err(|error| {
                 DriverError::failed(format!("put VM {vm} under its limits"), error)
             });
         let guest = launch.made(process, started.started_at_ms, spawned.exit.clone());
@@ -283,7 +283,7 @@ impl Guests {
             if tokio::time::timeout(KILL_TIMEOUT, self.gone(vm)).await.is_err() {
                 return Err(failed(std::io::ErrorKind::TimedOut.into()));
             }
-            self.rules.limiter.remove(vm).map_err(failed)?;
+            self.rules.limiter.remove(&vm.to_string()).map_err(failed)?;
             folder.clear_run().map_err(failed)
         };
         if let Err(error) = gone.await {
@@ -368,7 +368,7 @@ impl Guests {
             return Err(DriverError::refused(Code::VmRunning, format!("VM {vm} is running")));
         }
         let folder = self.folder(vm);
-        let unlimited = self.rules.limiter.remove(vm);
+        let unlimited = self.rules.limiter.remove(&vm.to_string());
         if purge {
             folder.purge().await?;
             self.starting.lock().remove(&vm);

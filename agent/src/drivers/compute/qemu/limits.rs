@@ -34,7 +34,7 @@ const SYSTEMCTL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Of one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
+pub(in crate::drivers) struct Limits {
     /// Over this the kernel ends it, bytes.
     pub(super) memory_bytes: u64,
     /// Swap beside that, bytes.
@@ -49,7 +49,7 @@ pub(super) struct Limits {
 impl Limits {
     /// What a record wants for a process whose guest has `ram_mib` of memory. That is not always
     /// what the record says: it may have changed since the process was started.
-    pub(super) fn of(vm: &VmRecord, ram_mib: u64) -> Self {
+    pub(in crate::drivers) fn of(vm: &VmRecord, ram_mib: u64) -> Self {
         let number = |name| vm.number(name);
         let weight = |name| number(name).unwrap_or(DEFAULT_WEIGHT).clamp(WEIGHTS.0, WEIGHTS.1);
         let needed = ram_mib.saturating_add(MIN_OVERHEAD_MIB);
@@ -99,16 +99,16 @@ enum Enforcer {
 
 /// The limits of all guests.
 #[derive(Debug)]
-pub(super) struct Limiter {
+pub(in crate::drivers) struct Limiter {
     enforcer: Enforcer,
     /// What can't be limited, for `Muster.degraded`.
-    pub(super) degraded: Vec<String>,
+    pub(in crate::drivers) degraded: Vec<String>,
 }
 
 impl Limiter {
     /// Looks who can enforce limits. `parent` is `compute.cgroup_parent`; `root` is `/`, or what a
     /// test has in its place.
-    pub(super) fn open(supervisor: &str, parent: &str, root: &Path) -> Self {
+    pub(in crate::drivers) fn open(supervisor: &str, parent: &str, root: &Path) -> Self {
         match (supervisor, parent) {
             ("systemd", _) => {
                 let degraded = match Tree::find(root, "/") {
@@ -141,7 +141,7 @@ impl Limiter {
     }
 
     /// What a guest's scope is made with.
-    pub(super) fn properties(&self, limits: &Limits) -> Vec<String> {
+    pub(in crate::drivers) fn properties(&self, limits: &Limits) -> Vec<String> {
         match self.enforcer {
             // "" means no quota, which a new scope has anyway and would take for an error.
             Enforcer::Scopes => {
@@ -151,12 +151,18 @@ impl Limiter {
         }
     }
 
-    /// Puts a process that was just started, and has no children yet, under its limits.
-    pub(super) fn enter(&self, vm: VmUuid, process: ProcessId, limits: &Limits) -> io::Result<()> {
+    /// Puts a process that was just started, and has no children yet, under its limits. `name` is that of
+    /// its control groups: for a guest its VM's.
+    pub(in crate::drivers) fn enter(
+        &self,
+        name: &str,
+        process: ProcessId,
+        limits: &Limits,
+    ) -> io::Result<()> {
         match &self.enforcer {
             Enforcer::Cgroups(tree) => {
-                tree.set(&vm.to_string(), limits)?;
-                tree.enter(&vm.to_string(), process.pid)
+                tree.set(name, limits)?;
+                tree.enter(name, process.pid)
             }
             // systemd made the scope around it.
             Enforcer::Scopes | Enforcer::Nobody => Ok(()),
@@ -189,12 +195,19 @@ impl Limiter {
         }
     }
 
-    /// Removes what is left of a guest that has ended.
-    pub(super) fn remove(&self, vm: VmUuid) -> io::Result<()> {
+    /// Removes what is left of a guest, or of a build, that has ended.
+    pub(in crate::drivers) fn remove(&self, name: &str) -> io::Result<()> {
         match &self.enforcer {
-            Enforcer::Cgroups(tree) => tree.remove(&vm.to_string()),
+            Enforcer::Cgroups(tree) => tree.remove(name),
             // Scopes go with their last process.
             Enforcer::Scopes | Enforcer::Nobody => Ok(()),
+        }
+    }
+
+    /// Removes the control group above those that were removed, if nothing else is in it.
+    pub(in crate::drivers) fn remove_parent(&self) {
+        if let Enforcer::Cgroups(tree) = &self.enforcer {
+            tree.remove_parent();
         }
     }
 }
@@ -280,6 +293,6 @@ mod tests {
         let limiter = Limiter::open("direct", "/guests", root.path());
         assert!(limiter.degraded[0].contains("\"/guests\""), "{limiter:?}");
         let process = ProcessId { pid: 1, start_ticks: 1 };
-        limiter.enter(record(1).uuid, process, &Limits::of(&vm(json!({})), 64)).unwrap();
+        limiter.enter("one", process, &Limits::of(&vm(json!({})), 64)).unwrap();
     }
 }

@@ -50,7 +50,7 @@ use tokio::sync::watch;
 use self::guests::{Guests, Rules};
 use self::isolation::Isolation;
 pub use self::leaving::{Leaving, Left};
-use self::limits::Limiter;
+pub(in crate::drivers) use self::limits::{Limiter, Limits};
 pub use self::logs::trim as trim_logs;
 pub use self::probe::Choice;
 use self::probe::{Accelerator, Probe, Prober};
