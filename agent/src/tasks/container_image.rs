@@ -2,7 +2,6 @@
 //! `docker save` writes it.
 
 use async_trait::async_trait;
-use oci_spec::image::Arch;
 use serde_json::{Value, json};
 
 use crate::drivers::DriverError;
@@ -38,7 +37,7 @@ impl<'a> Archive<'a> {
         };
         let layers = [LAYER];
         add("manifest.json", &json!([{ "Config": "config.json", "Layers": layers }]))?;
-        add("config.json", &configuration(packed, runtime))?;
+        add("config.json", &runtime.configuration(&packed.sha256))?;
         let mut layer_header = header(packed.size_bytes);
         layer_header.set_path(LAYER)?;
         layer_header.set_cksum();
@@ -58,25 +57,6 @@ fn header(size_bytes: u64) -> tar::Header {
     header.set_mtime(0);
     header.set_size(size_bytes);
     header
-}
-
-fn configuration(packed: &PackedRoot, runtime: &RuntimeConfig) -> Value {
-    let ports = runtime.exposed_ports.iter().map(|port| (port.clone(), json!({})));
-    json!({
-        "architecture": Arch::default().to_string(),
-        "os": "linux",
-        "config": {
-            "Entrypoint": runtime.entrypoint,
-            "Cmd": runtime.cmd,
-            "Env": runtime.env,
-            "WorkingDir": runtime.working_dir.as_deref().unwrap_or_default(),
-            "User": runtime.user.as_deref().unwrap_or_default(),
-            "StopSignal": runtime.stop_signal.as_deref().unwrap_or_default(),
-            "ExposedPorts": ports.collect::<serde_json::Map<_, _>>(),
-            "Labels": runtime.labels,
-        },
-        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", packed.sha256)] },
-    })
 }
 
 #[async_trait]

@@ -7,7 +7,6 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::ids::{ImageUuid, VmUuid};
 use muster_shared::lenient;
 use muster_shared::units::MIB;
@@ -23,10 +22,11 @@ use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
+use crate::drivers::images::VolumeSource;
 use crate::drivers::images::manifest::Compression;
-use crate::drivers::images::pack::{DiskBytes, DiskSource, Packed};
+use crate::drivers::images::pack::Packed;
 use crate::drivers::images::publish::{Publication, TASK_TAG};
-use crate::drivers::storage::{self, Role, SnapshotPiece, Storage};
+use crate::drivers::storage::{self, Role};
 use crate::vm_record::disks::numbered;
 use crate::vms::{VmRecord, payload};
 
@@ -253,15 +253,10 @@ impl Make {
 
     async fn send(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let notes: Notes = ctx.notes()?;
-        let mut disk = Disk {
-            storage: ctx.drivers.storage.as_ref(),
-            vm: self.vm,
-            volume: notes.volume(),
-            snapshot: snapshot_name(ctx),
-            at: 0,
-            ready: Vec::new(),
-            progress: &|percent: u8| ctx.progress(10 + percent / 10 * 6),
-        };
+        let storage = ctx.drivers.storage.as_ref();
+        let progress = |percent: u8| ctx.progress(10 + percent / 10 * 6);
+        let (volume, name) = (notes.volume(), snapshot_name(ctx));
+        let mut disk = VolumeSource::new(storage, self.vm, volume, name, &progress);
         let packing = async {
             let images = &ctx.drivers.images;
             match notes.root_of {
@@ -284,7 +279,7 @@ impl Make {
         &self,
         ctx: &TaskContext,
         origin: ImageUuid,
-        layer: &'a mut Disk<'_>,
+        layer: &'a mut VolumeSource<'_>,
     ) -> Result<Archive<'a>, DriverError> {
         let found = ctx.drivers.images.container(origin).await?;
         let found = found.ok_or_else(|| storage::image_not_installed(origin))?;
@@ -333,7 +328,7 @@ fn cancelled() -> TaskFailure {
 }
 
 /// Hidden from clients; as in the reference, it begins with `imgadm-create-`.
-fn snapshot_name(ctx: &TaskContext) -> String {
+pub(super) fn snapshot_name(ctx: &TaskContext) -> String {
     let name = hex::encode(Sha256::digest(ctx.task_id.as_str()));
     format!("imgadm-create-{}", &name[..16])
 }
@@ -353,47 +348,6 @@ fn boot_image(record: &VmRecord) -> Option<ImageUuid> {
     let number = boot_disk(record)?;
     let (_, disk) = numbered(record.list("disks")).find(|(own, _)| *own == number)?;
     payload::image_of(disk)
-}
-
-/// A disk at its snapshot.
-struct Disk<'a> {
-    storage: &'a dyn Storage,
-    vm: VmUuid,
-    volume: Role,
-    snapshot: String,
-    at: u64,
-    /// What was read and not given yet, the last first.
-    ready: Vec<DiskBytes>,
-    progress: &'a (dyn Fn(u8) + Send + Sync),
-}
-
-#[async_trait]
-impl DiskSource for Disk<'_> {
-    async fn next(&mut self) -> Result<Option<DiskBytes>, DriverError> {
-        loop {
-            if let Some(bytes) = self.ready.pop() {
-                return Ok(Some(bytes));
-            }
-            let (vm, at) = (self.vm, self.at);
-            let piece = self.storage.read_snapshot(vm, self.volume, &self.snapshot, at).await?;
-            let SnapshotPiece { size_bytes, offset, data, next } = piece;
-            if at >= size_bytes {
-                return Ok(None);
-            }
-            let end = offset.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
-            if offset < at || end > next || next <= at {
-                return Err(DriverError::failed("read a disk", "its pieces are not in order"));
-            }
-            let zeros = |count: u64| (count > 0).then_some(DiskBytes::Zeros(count));
-            let data = (!data.is_empty()).then_some(DiskBytes::Data(data));
-            self.ready.extend(zeros(next - end));
-            self.ready.extend(data);
-            self.ready.extend(zeros(offset - at));
-            self.at = next;
-            let percent = self.at.saturating_mul(100) / size_bytes.max(1);
-            (self.progress)(u8::try_from(percent).unwrap_or(100));
-        }
-    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use oci_spec::image::Arch;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// An image of containers that is here whole.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,4 +42,28 @@ pub struct RuntimeConfig {
     pub exposed_ports: Vec<String>,
     /// For people and other programs.
     pub labels: BTreeMap<String, String>,
+}
+
+impl RuntimeConfig {
+    /// The configuration of an image that is run so and has one layer, of this checksum without
+    /// compression.
+    #[must_use]
+    pub fn configuration(&self, layer_sha256: &str) -> Value {
+        let ports = self.exposed_ports.iter().map(|port| (port.clone(), json!({})));
+        json!({
+            "architecture": Arch::default().to_string(),
+            "os": "linux",
+            "config": {
+                "Entrypoint": self.entrypoint,
+                "Cmd": self.cmd,
+                "Env": self.env,
+                "WorkingDir": self.working_dir.as_deref().unwrap_or_default(),
+                "User": self.user.as_deref().unwrap_or_default(),
+                "StopSignal": self.stop_signal.as_deref().unwrap_or_default(),
+                "ExposedPorts": ports.collect::<serde_json::Map<_, _>>(),
+                "Labels": self.labels,
+            },
+            "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{layer_sha256}")] },
+        })
+    }
 }

@@ -11,8 +11,9 @@ pub mod pack;
 pub mod publish;
 mod removal;
 mod repository;
-mod room;
+pub(super) mod room;
 pub mod sim;
+mod snapshot;
 #[cfg(test)]
 mod test_server;
 #[cfg(test)]
@@ -42,6 +43,7 @@ use super::storage::Dependents;
 pub use container::{ContainerImage, RuntimeConfig};
 pub use file::{FileImages, FileImagesConfig};
 pub use repository::{Credentials, sources};
+pub use snapshot::VolumeSource;
 pub use zfs::{ZfsImages, ZfsImagesConfig};
 
 /// An image on this node.
