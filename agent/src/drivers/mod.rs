@@ -3,6 +3,7 @@
 //! Each class is a small trait in its own folder with a real implementation and a simulated one
 //! that can inject faults.
 
+pub mod builder;
 pub mod cluster;
 pub mod compute;
 pub mod coordinators;

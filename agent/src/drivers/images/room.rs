@@ -43,14 +43,14 @@ pub(super) fn check_files(path: &Path, needed: u64, what: &str) -> Result<(), Dr
 
 /// Looks at the disk while a file of unknown size grows.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(crate) struct Room {
     path: PathBuf,
     unchecked_bytes: u64,
 }
 
 impl Room {
     /// For the growing file `path`, which exists.
-    pub(super) fn new(path: &Path) -> Self {
+    pub(crate) fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), unchecked_bytes: 0 }
     }
 
@@ -58,7 +58,7 @@ impl Room {
     ///
     /// # Errors
     /// `StoreFull` when they would touch the reserve.
-    pub(super) fn take(&mut self, bytes: usize) -> Result<(), DriverError> {
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<(), DriverError> {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         self.unchecked_bytes = self.unchecked_bytes.saturating_add(bytes);
         if self.unchecked_bytes < STRIDE_BYTES {

@@ -1,0 +1,7 @@
+//! Builds images of containers.
+
+mod context;
+pub mod dockerfile;
+mod note;
+
+pub use self::note::{Note, Published};
