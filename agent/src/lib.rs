@@ -144,6 +144,10 @@ impl Agent {
         report.sysinfo_within(Duration::MAX).await;
         let reporting = stop.clone();
         background.spawn(async move { report.run(reporting).await });
+        let (clearing, left) = (stop.clone(), parts.drivers.clone());
+        background.spawn(async move {
+            clearing.run_until_cancelled(node::builds::clear(left)).await;
+        });
         let metadata = MetadataServer::new(parts.drivers.clone(), background.clone(), stop.clone());
         background.spawn(metadata.run());
         let works_on = engine.clone();

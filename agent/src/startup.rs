@@ -19,6 +19,7 @@ use nix::fcntl::{Flock, FlockArg};
 use url::Url;
 
 use crate::config::{Config, StorageKind};
+use crate::drivers::builder::{BUILDS, Builder, BuilderConfig};
 use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::Router;
 use crate::drivers::compute::oci::{Oci, OciConfig};
@@ -330,7 +331,14 @@ async fn drivers(
     let cnapi = config.legacy.cnapi_url.as_deref().and_then(|url| url.parse().ok());
     let coordinators = DialedCoordinators::new(dialer.clone(), agent.coordinators.clone(), cnapi);
     let coordinators = Arc::new(coordinators);
+    let builder = BuilderConfig {
+        folder: folders.storage.join(BUILDS),
+        prefix: config.instance.clone(),
+        cgroup_parent: config.compute.cgroup_parent.clone(),
+    };
+    let builder = Builder::open(builder, exec.clone()).await;
     Ok(Arc::new(Drivers {
+        builder: Arc::new(builder.context("open the folder of builds")?),
         sessions: Arc::new(Sessions::new(
             config.sessions.listen_ip,
             config.sessions.auth,

@@ -2,6 +2,7 @@
 //! done with all of them together.
 
 pub mod bridges;
+pub mod builds;
 pub mod orphans;
 pub mod room;
 pub mod startup;
@@ -13,7 +14,7 @@ use muster_shared::entropy::SharedEntropy;
 use muster_shared::telemetry::LogRing;
 
 use crate::drivers::{
-    cluster, compute, coordinators, host, images, network, node, settings, storage, zfs,
+    builder, cluster, compute, coordinators, host, images, network, node, settings, storage, zfs,
 };
 use crate::guest_agent::GuestAgents;
 use crate::report::Reporter;
@@ -53,6 +54,8 @@ pub struct Drivers {
     pub report: Arc<Reporter>,
     /// The node's ZFS, as far as it is the agent's.
     pub zfs: zfs::Delegated,
+    /// Builds images of containers.
+    pub builder: Arc<builder::Builder>,
     /// Opens ports to containers.
     pub sessions: Arc<Sessions>,
     /// Talks to the guest agents inside.

@@ -3,6 +3,7 @@
 //! A port is on the loopback address unless another is configured, and then asks for a token first.
 //! There are few of them, one that nobody uses is closed, and all end with the agent.
 
+pub mod build;
 pub mod copy;
 pub mod exec;
 pub mod stats;
@@ -31,6 +32,8 @@ use crate::drivers::DriverError;
 pub const MAX_SESSIONS: usize = 64;
 /// Longest line with a token, bytes.
 const MAX_TOKEN_LINE_BYTES: u64 = 1024;
+/// How often it is looked whether a client is still there that says nothing more.
+const HALF_CLOSED_LOOK: Duration = Duration::from_secs(2);
 /// Longest wait for it.
 const TOKEN_LIMIT: Duration = Duration::from_secs(10);
 
@@ -116,6 +119,25 @@ impl Sessions {
         S: FnOnce(Peer) -> F + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
+        self.open_door(within, async move |door: Door| match door.next().await {
+            Some(peer) => {
+                drop(door);
+                serve(peer).await;
+            }
+            None => {}
+        })
+        .await
+    }
+
+    /// As [`Self::open`], for a client who comes several times. The port is closed with its door.
+    ///
+    /// # Errors
+    /// As there; `serve` is dropped then.
+    pub async fn open_door<S, F>(&self, within: Duration, serve: S) -> Result<Opened, DriverError>
+    where
+        S: FnOnce(Door) -> F + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
         let place = self.place()?;
         let failed = |error: io::Error| DriverError::failed("open the port of a session", error);
         let listener = TcpListener::bind((self.listen, 0)).await.map_err(failed)?;
@@ -123,14 +145,10 @@ impl Sessions {
         let token = self
             .wants_token
             .then(|| format!("{:016x}{:016x}", self.entropy.u64(), self.entropy.u64()));
-        let (ending, wanted) = (self.ending.clone(), token.clone());
-        drop(tokio::spawn(ending.run_until_cancelled_owned(async move {
+        let door = Door { listener, within, token: token.clone() };
+        drop(tokio::spawn(self.ending.clone().run_until_cancelled_owned(async move {
             let _place = place;
-            match client(listener, within, wanted.as_deref()).await {
-                Ok(Some(peer)) => serve(peer).await,
-                Ok(None) => tracing::debug!(port, "nobody came to a session in time"),
-                Err(error) => tracing::warn!(port, error = %Chain(&error), "a session failed"),
-            }
+            serve(door).await;
         })));
         Ok(Opened { host: self.listen, port, token })
     }
@@ -159,30 +177,49 @@ impl Sessions {
     }
 }
 
-/// The one client that a port takes, once it has shown the token. The port is closed then.
-async fn client(
+/// A port that waits for its client.
+#[derive(Debug)]
+pub struct Door {
     listener: TcpListener,
     within: Duration,
-    token: Option<&str>,
-) -> io::Result<Option<Peer>> {
-    let Ok(came) = tokio::time::timeout(within, listener.accept()).await else { return Ok(None) };
-    drop(listener);
-    let (stream, from) = came?;
-    stream.set_nodelay(true)?;
-    let mut peer = Peer::new(stream);
-    let Some(token) = token else { return Ok(Some(peer)) };
-    let mut line = String::new();
-    let mut limited = (&mut peer.reader).take(MAX_TOKEN_LINE_BYTES);
-    let read = tokio::time::timeout(TOKEN_LIMIT, limited.read_line(&mut line)).await;
-    let shown = match read {
-        Ok(Ok(_)) => serde_json::from_str::<TokenLine>(&line).ok(),
-        Ok(Err(_)) | Err(_) => None,
-    };
-    if shown.is_some_and(|shown| same(&shown.token, token)) {
-        return Ok(Some(peer));
+    token: Option<String>,
+}
+
+impl Door {
+    /// The client, once it has shown the token; `None`: nobody came in time, or somebody else, which
+    /// was logged.
+    pub async fn next(&self) -> Option<Peer> {
+        match self.accept().await {
+            Ok(peer) => peer,
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), "a session failed");
+                None
+            }
+        }
     }
-    tracing::warn!(%from, "a client without the right token was turned away from a session");
-    Ok(None)
+
+    async fn accept(&self) -> io::Result<Option<Peer>> {
+        let Ok(came) = tokio::time::timeout(self.within, self.listener.accept()).await else {
+            tracing::debug!("nobody came to a session in time");
+            return Ok(None);
+        };
+        let (stream, from) = came?;
+        stream.set_nodelay(true)?;
+        let mut peer = Peer::new(stream);
+        let Some(token) = &self.token else { return Ok(Some(peer)) };
+        let mut line = String::new();
+        let mut limited = (&mut peer.reader).take(MAX_TOKEN_LINE_BYTES);
+        let read = tokio::time::timeout(TOKEN_LIMIT, limited.read_line(&mut line)).await;
+        let shown = match read {
+            Ok(Ok(_)) => serde_json::from_str::<TokenLine>(&line).ok(),
+            Ok(Err(_)) | Err(_) => None,
+        };
+        if shown.is_some_and(|shown| same(&shown.token, token)) {
+            return Ok(Some(peer));
+        }
+        tracing::warn!(%from, "a client without the right token was turned away from a session");
+        Ok(None)
+    }
 }
 
 /// Compares in a time that does not tell where they differ.

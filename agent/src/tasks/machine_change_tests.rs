@@ -346,6 +346,7 @@ async fn a_script_runs_once_and_only_where_it_may() {
     let drivers = |host: Arc<dyn crate::drivers::host::Host>, base: &Arc<Drivers>| {
         let base = base.as_ref();
         Arc::new(Drivers {
+            builder: base.builder.clone(),
             sessions: base.sessions.clone(),
             guest_agents: base.guest_agents.clone(),
             node: Arc::new(crate::drivers::node::SimDocuments::default()),

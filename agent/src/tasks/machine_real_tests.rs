@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::machine_tests::{NoEvents, NoSubtasks, create_params, params, run, uuid};
 use super::{Params, TaskContext, TaskFailure};
+use crate::drivers::builder::Builder;
 use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::qemu::probe::Choice;
 use crate::drivers::compute::qemu::{Qemu, QemuConfig};
@@ -116,6 +117,7 @@ impl RealNode {
         let node = documents;
         let log = Arc::new(LogRing::new(uuid::Uuid::nil(), clock.clone()));
         let drivers = Drivers {
+            builder: Arc::new(Builder::none("this is no real node")),
             sessions: Arc::new(Sessions::new(
                 std::net::Ipv4Addr::LOCALHOST.into(),
                 true,

@@ -20,6 +20,7 @@ use super::{
     Engine, EngineParts, EventSink, HANDLERS, OnFailure, Params, Submission, Subtasks, TaskContext,
     TaskFailure, machine,
 };
+use crate::drivers::builder::Builder;
 use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::sim::{SimCompute, SimGuests};
 use crate::drivers::coordinators::SimCoordinators;
@@ -145,6 +146,7 @@ impl Host {
         let node: Arc<dyn NodeDocuments> = Arc::new(self.documents.clone());
         let entropy: SharedEntropy = Arc::new(SeededEntropy::new(1));
         let drivers = Drivers {
+            builder: Arc::new(Builder::none("this is no real node")),
             sessions: Arc::new(Sessions::new(
                 std::net::Ipv4Addr::LOCALHOST.into(),
                 true,

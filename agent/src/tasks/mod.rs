@@ -10,6 +10,7 @@ pub mod command_execute;
 mod container;
 mod container_image;
 mod control;
+pub mod docker_build;
 pub mod docker_copy;
 pub mod docker_exec;
 pub mod docker_stats;
@@ -157,6 +158,7 @@ pub type Params = Map<String, Value>;
 pub static HANDLERS: &[&dyn Handler] = &[
     &agents_uninstall::AgentsUninstall,
     &command_execute::CommandExecute,
+    &docker_build::DockerBuild,
     &docker_copy::DockerCopy,
     &docker_exec::DockerExec,
     &docker_stats::DockerStats,
@@ -218,7 +220,6 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &zfs::set_properties::ZfsSetProperties,
     &zfs::snapshot_dataset::ZfsSnapshotDataset,
     &unsupported::AGENT_INSTALL,
-    &unsupported::DOCKER_BUILD_KIND,
     &unsupported::MACHINE_MIGRATE,
     &unsupported::RECOVERY_CONFIG,
 ];

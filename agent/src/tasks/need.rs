@@ -10,6 +10,8 @@ pub enum Need {
     Zfs,
     /// A program that runs containers.
     Containers,
+    /// One that builds images of them.
+    Builder,
 }
 
 impl Need {
@@ -19,6 +21,7 @@ impl Need {
         match self {
             Self::Zfs => "zfs",
             Self::Containers => "containers",
+            Self::Builder => "builder of container images",
         }
     }
 
@@ -30,6 +33,7 @@ impl Need {
                 Availability::Works { .. } => None,
                 Availability::Missing(reason) => Some(reason),
             },
+            Self::Builder => drivers.builder.missing(),
             Self::Containers => {
                 let abilities = drivers.compute.abilities();
                 let unsaid = || "nothing runs them".to_owned();

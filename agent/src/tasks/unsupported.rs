@@ -12,13 +12,10 @@ use super::machine::MACHINE_TASKS;
 use super::server_reboot::SERVER_TASKS;
 use super::{Handler, Kind, Params, Plan, Queue, TaskFailure};
 
-const BUILDER: &str = "builder of container images";
 const MIGRATION: &str = "migration";
 const ENCRYPTION: &str = "pool encryption";
 const PACKAGES: &str = "agent packages";
 
-const DOCKER_BUILD: Queue =
-    Queue { name: "docker_build_task", max_concurrent: 2, max_wait: Duration::from_secs(600) };
 /// The queue of what concerns the software of the node.
 pub(super) const AGENTS_TASKS: Queue =
     Queue { name: "agents_tasks", max_concurrent: 1, max_wait: Duration::from_secs(3600) };
@@ -28,7 +25,6 @@ pub(super) const AGENTS_TASKS: Queue =
 enum Shape {
     Text,
     Uuid,
-    Object,
 }
 
 /// A kind without a driver.
@@ -38,14 +34,6 @@ pub struct Unsupported {
     needs: &'static str,
     required: &'static [(&'static str, Shape)],
 }
-
-/// Builds an image in a container.
-pub static DOCKER_BUILD_KIND: Unsupported = Unsupported {
-    // A session leaves nothing behind that a journal could bring back.
-    kind: Kind::query("docker_build", DOCKER_BUILD, Duration::from_secs(90)),
-    needs: BUILDER,
-    required: &[("uuid", Shape::Uuid), ("payload", Shape::Object)],
-};
 
 /// Moves a VM to another server.
 pub static MACHINE_MIGRATE: Unsupported = Unsupported {
@@ -79,7 +67,6 @@ impl Handler for Unsupported {
         let value = |shape: &Shape| match shape {
             Shape::Text => json!("zones/one"),
             Shape::Uuid => json!("6c1a5a44-5b5c-4d4e-9f43-2a1f0e2b7c01"),
-            Shape::Object => json!({}),
         };
         self.required.iter().map(|(name, shape)| ((*name).to_owned(), value(shape))).collect()
     }
@@ -89,14 +76,12 @@ impl Handler for Unsupported {
             let fits = match (shape, params.get(*name)) {
                 (Shape::Text, Some(Value::String(text))) => !text.is_empty(),
                 (Shape::Uuid, Some(Value::String(text))) => is_uuid(text),
-                (Shape::Object, Some(Value::Object(_))) => true,
                 _ => false,
             };
             if !fits {
                 let problem = match shape {
                     Shape::Text => "must be a text",
                     Shape::Uuid => "must be a UUID",
-                    Shape::Object => "must be an object",
                 };
                 return Err(TaskFailure::bad_param(name, problem));
             }
@@ -113,13 +98,13 @@ mod tests {
 
     #[test]
     fn parameters_are_checked_before_the_lack_is_told() {
-        let failure = DOCKER_BUILD_KIND.plan(&Params::new()).unwrap_err();
-        assert_eq!(failure.details.unwrap()["field"], "uuid");
-        let failure = DOCKER_BUILD_KIND.plan(&DOCKER_BUILD_KIND.example()).unwrap_err();
+        let failure = AGENT_INSTALL.plan(&Params::new()).unwrap_err();
+        assert_eq!(failure.details.unwrap()["field"], "image_uuid");
+        let failure = AGENT_INSTALL.plan(&AGENT_INSTALL.example()).unwrap_err();
         assert_eq!(failure.code, "NotSupported");
-        assert!(failure.message.contains("builder"), "{failure}");
-        let mut bad = DOCKER_BUILD_KIND.example();
-        bad.insert("uuid".to_owned(), json!("x"));
-        assert_eq!(DOCKER_BUILD_KIND.plan(&bad).unwrap_err().code, "InvalidParameters");
+        assert!(failure.message.contains("packages"), "{failure}");
+        let mut bad = AGENT_INSTALL.example();
+        bad.insert("image_uuid".to_owned(), json!("x"));
+        assert_eq!(AGENT_INSTALL.plan(&bad).unwrap_err().code, "InvalidParameters");
     }
 }

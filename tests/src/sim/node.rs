@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use jiff::Timestamp;
+use muster_agent::drivers::builder::Builder;
 use muster_agent::drivers::cluster::Cluster;
 use muster_agent::drivers::compute::sim::{SimCompute, SimGuests};
 use muster_agent::drivers::coordinators::SimCoordinators;
@@ -280,6 +281,7 @@ impl AgentNode {
         let images = SimImages::new(self.pool.clone(), repository, clock.clone(), faults());
         let log = Arc::new(LogRing::new(self.server.0, clock.clone()));
         let drivers = Arc::new(Drivers {
+            builder: Arc::new(Builder::none("this is no real node")),
             sessions: Arc::new(Sessions::new(
                 std::net::Ipv4Addr::LOCALHOST.into(),
                 true,
