@@ -43,7 +43,9 @@ system_guest=(mmdebstrap e2fsprogs binutils fakeroot uidmap bc libelf-dev)
 qemu=(qemu-system-x86 qemu-utils)
 # An editor that draws the screen, for the tests of consoles; shells, for those of completion; `ssh`, for
 # what docs/guests.md promises.
-[ "$purpose" = demo ] || packages+=("${system_guest[@]}" vim zsh fish openssh-client)
+# What builds images of containers, and the sandbox that it runs in.
+[ "$purpose" = demo ] ||
+    packages+=("${system_guest[@]}" vim zsh fish openssh-client buildah bubblewrap)
 
 installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 root() {

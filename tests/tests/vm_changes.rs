@@ -165,10 +165,6 @@ async fn what_the_agent_lacks_is_refused_before_anything_is_made() {
             "zfs_get_properties",
         ),
         (client.get(&format!("{server}/zpools")).await, "zfs_list_pools"),
-        (
-            client.post(&format!("{vm}/docker-build"), &json!({ "payload": {} })).await,
-            "docker_build",
-        ),
         (client.post(&format!("{server}/install-agent"), &json!({})).await, "agent_install"),
     ] {
         let code = (answer.status.as_u16(), answer.json["code"].clone());
