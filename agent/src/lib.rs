@@ -160,6 +160,8 @@ impl Agent {
         let ports = NodePorts { drivers: parts.drivers.clone(), engine: engine.clone() };
         let consoles = Consoles::new(Arc::new(ports), background.clone(), stop.clone());
         let consoles = Arc::new(consoles);
+        let shown: std::sync::Weak<dyn sessions::attach::Consoles> = Arc::downgrade(&consoles) as _;
+        parts.drivers.sessions.look_through(shown);
         let links = Links::start(
             LinkParts {
                 clock: parts.clock,

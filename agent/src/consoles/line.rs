@@ -18,6 +18,9 @@ use super::queue::Queue;
 use super::{End, Fate, Lines, Ports};
 use crate::drivers::compute::{CONSOLE_PAST_BYTES, GuestIo};
 
+/// What viewers are told between two processes of the guest.
+pub(super) const ENDED: &str = "the machine has ended; waiting until it runs again";
+pub(super) const AGAIN: &str = "the machine runs again";
 /// Bytes read from the guest at a time.
 const CHUNK_BYTES: usize = 16 * 1024;
 /// Pieces of what viewers typed that may wait for the guest.
@@ -206,7 +209,7 @@ impl Pump {
                 Fate::Stopped | Fate::Pending => {
                     tries = 0;
                     if !std::mem::replace(&mut noticed, true) {
-                        self.line.notice("the machine has ended; waiting until it runs again");
+                        self.line.notice(ENDED);
                     }
                 }
                 Fate::Runs => match self.connect(again).await {
@@ -230,7 +233,7 @@ impl Pump {
         let io = self.ports.open(vm).await.map_err(|error| Chain(&error).to_string())?;
         self.line.audience.lock().past.clear();
         if again {
-            self.line.notice("the machine runs again");
+            self.line.notice(AGAIN);
         }
         self.line.output(&logged.bytes);
         Ok(Port { io, logged: logged.end })

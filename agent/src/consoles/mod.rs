@@ -7,6 +7,7 @@
 mod line;
 mod node;
 mod queue;
+mod session;
 #[cfg(test)]
 mod tests;
 

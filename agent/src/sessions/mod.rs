@@ -3,6 +3,7 @@
 //! A port is on the loopback address unless another is configured, and then asks for a token first.
 //! There are few of them, one that nobody uses is closed, and all end with the agent.
 
+pub mod attach;
 pub mod build;
 pub mod copy;
 pub mod exec;
@@ -13,11 +14,12 @@ mod utf8;
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use muster_shared::entropy::SharedEntropy;
 use muster_shared::error_chain::Chain;
+use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
@@ -44,6 +46,8 @@ pub struct Sessions {
     wants_token: bool,
     entropy: SharedEntropy,
     places: Arc<Semaphore>,
+    /// The agent's, which know the sessions' node.
+    consoles: OnceLock<Weak<dyn attach::Consoles>>,
     ending: CancellationToken,
     _ends: DropGuard,
 }
@@ -104,8 +108,30 @@ impl Sessions {
             wants_token: wants_token && !listen.is_loopback(),
             entropy,
             places: Arc::new(Semaphore::new(MAX_SESSIONS)),
+            consoles: OnceLock::new(),
             _ends: ending.clone().drop_guard(),
             ending,
+        }
+    }
+
+    /// Says where consoles are looked at, once.
+    pub fn look_through(&self, consoles: Weak<dyn attach::Consoles>) {
+        if self.consoles.set(consoles).is_err() {
+            tracing::error!("consoles were given twice, and the first ones stay");
+        }
+    }
+
+    /// Looks at the console of a VM that runs.
+    ///
+    /// # Errors
+    /// `VmNotRunning`; `ConsoleBusy`; `ConsoleUnavailable`: the agent starts or ends.
+    pub async fn console(&self, vm: VmUuid) -> Result<Box<dyn attach::Console>, DriverError> {
+        match self.consoles.get().and_then(Weak::upgrade) {
+            Some(consoles) => consoles.look(vm).await,
+            None => {
+                let text = "the agent starts or ends, and shows no consoles";
+                Err(DriverError::refused(Code::ConsoleUnavailable, text))
+            }
         }
     }
 
@@ -119,14 +145,13 @@ impl Sessions {
         S: FnOnce(Peer) -> F + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        self.open_door(within, async move |door: Door| match door.next().await {
-            Some(peer) => {
+        let serve = async move |door: Door| {
+            if let Some(peer) = door.next().await {
                 drop(door);
                 serve(peer).await;
             }
-            None => {}
-        })
-        .await
+        };
+        self.open_door(within, serve).await
     }
 
     /// As [`Self::open`], for a client who comes several times. The port is closed with its door.

@@ -12,6 +12,7 @@ use super::machine::{self, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Need, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::compute::{GuestCommand, TerminalSize};
+use crate::sessions::attach::Attached as Console;
 use crate::sessions::exec::{self, Attached};
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -23,6 +24,10 @@ pub(super) const DOCKER_TASKS: Queue =
 /// Most words of a command, or settings of its environment, and bytes of all of them.
 const MAX_TEXTS: usize = 1024;
 const MAX_BYTES: usize = 128 * 1024;
+/// How long a container is waited for whose console is wanted, and how often it is looked at.
+const CONSOLE_WAIT: Duration = Duration::from_secs(55);
+const LOOK: Duration = Duration::from_millis(200);
+const NOT_RUNNING: &str = "docker_exec: VM is not running, cannot exec";
 /// Of a terminal until its client says what it has.
 const TERMINAL: TerminalSize = TerminalSize { columns: 80, rows: 24 };
 
@@ -58,12 +63,16 @@ impl Handler for DockerExec {
             dir: text(said, "WorkingDir")?,
             terminal: terminal.then_some(TERMINAL),
         };
-        if flag(said, "AttachConsole", false)? {
-            let text = "docker_exec: AttachConsole: this agent shows a container's own output as its \
-                        console";
-            return Err(refuse(Code::NotSupported, text));
+        let console = flag(said, "AttachConsole", false)?;
+        let detach = flag(said, "Detach", false)?;
+        if console && detach {
+            return Err(TaskFailure::bad_param("command.Detach", "a console is for a client"));
         }
-        if command.argv.first().is_none_or(String::is_empty) {
+        if console && !command.argv.is_empty() {
+            let problem = "must not be there with AttachConsole: the container's own program runs";
+            return Err(TaskFailure::bad_param("command.Cmd", problem));
+        }
+        if !console && command.argv.first().is_none_or(String::is_empty) {
             return Err(TaskFailure::bad_param(
                 "command.Cmd",
                 "must be a program and its arguments",
@@ -79,8 +88,7 @@ impl Handler for DockerExec {
             stderr: flag(said, "AttachStderr", true)?,
             terminal,
         };
-        let detach = flag(said, "Detach", false)?;
-        Ok(Plan::of(Vec::new(), Exec { vm, command, attached, detach }, STEPS))
+        Ok(Plan::of(Vec::new(), Exec { vm, command, attached, detach, console }, STEPS))
     }
 }
 
@@ -132,11 +140,16 @@ struct Exec {
     command: GuestCommand,
     attached: Attached,
     detach: bool,
+    /// What the container's own program prints, in place of a command.
+    console: bool,
 }
 
 impl Exec {
     async fn open(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        must_run(ctx, self.vm, "docker_exec: VM is not running, cannot exec").await?;
+        if self.console {
+            return self.attach(ctx).await;
+        }
+        must_run(ctx, self.vm, NOT_RUNNING).await?;
         let (compute, vm, command) = (ctx.drivers.compute.clone(), self.vm, self.command.clone());
         if self.detach {
             let process = compute.exec(vm, &command).await?;
@@ -145,6 +158,32 @@ impl Exec {
         let attached = self.attached;
         let opened = ctx.drivers.sessions.open(CONNECT, move |peer| async move {
             exec::serve(peer, compute.exec(vm, &command).await, attached).await;
+        });
+        ctx.finish_with(json!(opened.await?));
+        Ok(())
+    }
+
+    async fn attach(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let vm = self.vm;
+        if !machine::record(ctx, "vmadm.load", vm)?.is_container() {
+            let text = format!("docker_exec: AttachConsole: VM {vm} is a hardware VM");
+            return Err(refuse(Code::NotSupported, text));
+        }
+        let runs = async {
+            while !machine::runs(ctx, vm).await? {
+                tokio::time::sleep(LOOK).await;
+            }
+            Ok::<(), TaskFailure>(())
+        };
+        match tokio::time::timeout(CONSOLE_WAIT, runs).await {
+            Ok(runs) => runs?,
+            Err(_) => return Err(refuse(Code::VmNotRunning, NOT_RUNNING)),
+        }
+        let console = ctx.drivers.sessions.console(vm).await?;
+        let process = Console::new(console, ctx.drivers.compute.clone(), vm);
+        let attached = self.attached;
+        let opened = ctx.drivers.sessions.open(CONNECT, move |peer| async move {
+            exec::serve(peer, Ok(Box::new(process)), attached).await;
         });
         ctx.finish_with(json!(opened.await?));
         Ok(())
@@ -188,6 +227,8 @@ mod tests {
         check_refused(json!({ "Cmd": ["x".repeat(MAX_BYTES + 1)] }), "command.Cmd");
         check_refused(json!({ "Cmd": ["ls"], "Env": ["=x"] }), "command.Env");
         check_refused(json!({ "Cmd": ["ls"], "User": 7 }), "command.User");
+        check_refused(json!({ "AttachConsole": true, "Cmd": ["ls"] }), "command.Cmd");
+        check_refused(json!({ "AttachConsole": true, "Detach": true }), "command.Detach");
         check_refused(json!({ "Cmd": ["ls"], "Tty": "perhaps" }), "command.Tty");
     }
 }
