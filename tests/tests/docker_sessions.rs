@@ -8,6 +8,7 @@ use muster_tests::container;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
 use muster_tests::http::Client;
 use muster_tests::own_network;
+use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
@@ -20,6 +21,7 @@ struct World {
     client: Client,
     agent: Agent,
     vm: String,
+    image: String,
 }
 
 impl World {
@@ -44,7 +46,7 @@ impl World {
         let path = format!("/servers/{}/vms", agent.server_uuid);
         let made = client.post(&path, &payload).await.expect(200);
         client.complete_task(made["id"].as_str().expect("a task"), 120).await;
-        Some(Self { _coordinator: coordinator, client, agent, vm })
+        Some(Self { _coordinator: coordinator, client, agent, vm, image })
     }
 
     fn path(&self, action: &str) -> String {
@@ -92,8 +94,8 @@ impl World {
         entries.collect()
     }
 
-    /// Writes one file into a folder, under this name in the stream.
-    async fn write(&self, folder: &str, name: &str, content: &str) {
+    /// Writes one file into a folder, under this name in the stream; what the agent says to that.
+    async fn write(&self, folder: &str, name: &str, content: &str) -> String {
         let mut header = tar::Header::new_gnu();
         header.set_mode(0o644);
         header.set_uid(0);
@@ -108,8 +110,11 @@ impl World {
         let mut stream = self.connect("/docker-copy", &body).await;
         stream.write_all(&bytes).await.expect("it listens");
         stream.shutdown().await.expect("it listens");
-        // It closes its side when it is done; one that it refused may be reset.
-        let _end = timeout(LONG, stream.read(&mut [0])).await.expect("it ends");
+        // It closes its side when it is done, and says why if it is not.
+        let mut said = String::new();
+        let end = timeout(LONG, stream.read_to_string(&mut said)).await.expect("it ends");
+        end.expect("it is no reset");
+        said
     }
 }
 
@@ -134,7 +139,7 @@ async fn programs_run_with_a_terminal_and_without() {
     assert_eq!(heard.last(), Some(&end));
 
     let command = json!({
-        "Cmd": ["sh", "-c", "read go; stty size; exit 2"], "Tty": true, "AttachStdin": true,
+        "Cmd": ["sh", "-c", "read go; until [ \"$(stty size)\" = '41 123' ]; do :; done; stty size; exit 2"], "Tty": true, "AttachStdin": true,
     });
     let said = [
         json!({ "type": "tty", "resize": { "h": 41, "w": 123 } }),
@@ -154,7 +159,7 @@ async fn programs_run_with_a_terminal_and_without() {
 #[tokio::test]
 async fn files_go_in_and_out_and_nowhere_else() {
     let Some(world) = World::new().await else { return };
-    world.write("/tmp", "note", "from outside").await;
+    assert_eq!(world.write("/tmp", "note", "from outside").await, "");
     let heard = world.exec(json!({ "Cmd": ["cat", "/tmp/note"] }), &[]).await;
     assert_eq!(text(&heard, "stdout"), "from outside", "{heard:?}");
     let file = [("note".to_owned(), "from outside".to_owned())];
@@ -166,7 +171,10 @@ async fn files_go_in_and_out_and_nowhere_else() {
 
     let outside = world.agent.data_dir().join("attacked");
     let attack = format!("../../../../../../../..{}", outside.display());
-    world.write("/tmp", &attack, "attack").await;
+    let said = world.write("/tmp", &attack, "attack").await;
+    let said: Value = said.parse().expect("a line of JSON");
+    assert_eq!(said["type"], "error", "{said}");
+    assert!(said["message"].as_str().is_some_and(|text| text.contains("leads out")), "{said}");
     assert!(!outside.exists(), "a copy left the container");
     for (path, mode, status) in
         [("/../etc/passwd", "read", 400), ("/tmp/none", "read", 404), ("/tmp/note", "write", 400)]
@@ -197,4 +205,67 @@ async fn figures_come_every_second() {
     let mut text = String::new();
     BufReader::new(once).read_to_string(&mut text).await.expect("it ends");
     assert_eq!(text.lines().count(), 1, "{text}");
+}
+
+#[tokio::test]
+async fn a_client_that_only_says_nothing_more_still_gets_the_output() {
+    let Some(world) = World::new().await else { return };
+    let command = json!({ "Cmd": ["sh", "-c", "cat; sleep 5; echo late"], "AttachStdin": true });
+    let mut stream = world.connect("/docker-exec", &json!({ "command": command })).await;
+    let line = json!({ "type": "stdin", "data": "typed\n" });
+    stream.write_all(format!("{line}\n").as_bytes()).await.expect("it listens");
+    stream.shutdown().await.expect("it listens");
+    let mut said = String::new();
+    let read = timeout(LONG, stream.read_to_string(&mut said)).await;
+    read.expect("the program ends").expect("the connection holds");
+    let heard: Vec<Value> = said.lines().map(|line| line.parse().expect("JSON")).collect();
+    assert_eq!(text(&heard, "stdout"), "typed\nlate\n", "{heard:?}");
+    assert_eq!(heard.last().expect("an end")["data"]["code"], 0);
+
+    // One that has left altogether ends it, even if it prints nothing.
+    let command = json!({ "Cmd": ["sh", "-c", "echo $$ > /tmp/pid; exec sleep 100001"] });
+    let mut stream = world.connect("/docker-exec", &json!({ "command": command })).await;
+    stream.shutdown().await.expect("it listens");
+    let count = || async {
+        let heard = world.exec(json!({ "Cmd": ["ps"] }), &[]).await;
+        text(&heard, "stdout").matches("sleep 100001").count()
+    };
+    wait_for("it runs", LONG, || async { if count().await == 1 { Ok(()) } else { Err(()) } }).await;
+    drop(stream);
+    wait_for("it ends", LONG, || async { if count().await == 0 { Ok(()) } else { Err(()) } }).await;
+}
+
+#[tokio::test]
+async fn the_container_s_own_program_is_attached_to() {
+    let Some(mut world) = World::new().await else { return };
+    let script = "echo early; read line; echo got $line; exit 9";
+    let vm = fresh_uuid();
+    let entrypoint = json!(["/bin/sh", "-c", script]).to_string();
+    let payload = json!({
+        "uuid": vm, "brand": "joyent-minimal", "ram": 64, "alias": "other", "autoboot": false,
+        "image_uuid": world.image,
+        "image": { "uuid": world.image, "files": [{ "compression": "none" }] },
+        "owner_uuid": fresh_uuid(),
+        "internal_metadata": { "docker:entrypoint": entrypoint, "docker:cmd": "[]" },
+    });
+    let path = format!("/servers/{}/vms", world.agent.server_uuid);
+    let made = world.client.post(&path, &payload).await.expect(200);
+    world.client.complete_task(made["id"].as_str().expect("a task"), 120).await;
+    world.vm = vm;
+    // Asked before it runs, it waits for that.
+    let console = json!({ "command": { "AttachConsole": true, "AttachStdin": true } });
+    let started = async {
+        let answer = world.client.post(&world.path("/start"), &json!({})).await.expect(200);
+        world.client.complete_task(answer["id"].as_str().expect("a task"), 120).await;
+    };
+    let (mut stream, ()) = tokio::join!(world.connect("/docker-exec", &console), started);
+    let line = json!({ "type": "stdin", "data": "typed\n" });
+    stream.write_all(format!("{line}\n").as_bytes()).await.expect("it listens");
+    let mut said = String::new();
+    let read = timeout(LONG, stream.read_to_string(&mut said)).await;
+    read.expect("the program ends").expect("the connection holds");
+    let heard: Vec<Value> = said.lines().map(|line| line.parse().expect("JSON")).collect();
+    assert_eq!(text(&heard, "stdout"), "early\ngot typed\n", "{heard:?}");
+    let end = json!({ "type": "end", "data": { "code": 9, "signal": null } });
+    assert_eq!(heard.last(), Some(&end));
 }

@@ -130,7 +130,12 @@ impl Place {
         let copied = tokio::task::spawn_blocking(move || match direction {
             Direction::Read => read::send(&self.root, &self.path, &stream),
             Direction::Write { no_overwrite_dir } => {
-                write::receive(self.root, &self.path, no_overwrite_dir, &early, &stream)
+                let received =
+                    write::receive(self.root, &self.path, no_overwrite_dir, &early, &stream);
+                if let Err(fault) = &received {
+                    write::explain(fault, &stream);
+                }
+                received
             }
         });
         match copied.await {

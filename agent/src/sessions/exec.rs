@@ -1,7 +1,9 @@
 //! A program in a guest over a connection, as lines of JSON. The client sends
 //! `{"type":"stdin","data":…}`, or `tty` in place of `stdin`; `{"type":"tty","resize":{"h":…,"w":…}}`;
 //! `{"type":"end"}`. It gets `stdout`, `stderr` or `tty`, and at last
-//! `{"type":"end","data":{"code":…,"signal":…}}`. A client that leaves ends the program.
+//! `{"type":"end","data":{"code":…,"signal":…}}`. A client that leaves ends the program; one that has
+//! only closed its sending half still listens, and gets an empty `stdout` or `tty` now and then, which shows
+//! when it does not.
 
 use std::io;
 use std::sync::Arc;
@@ -17,8 +19,8 @@ use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{Mutex, mpsc};
 use tokio_util::codec::{FramedRead, LinesCodec};
 
-use super::Peer;
 use super::utf8::Utf8;
+use super::{HALF_CLOSED_LOOK, Peer};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{GuestProcess, ProcessInput, ProcessOutput, TerminalSize};
 use crate::host::Exit;
@@ -134,7 +136,7 @@ async fn converse(
     };
     tokio::select! {
         done = done => done,
-        gone = listen(reader, stdin, resize) => gone,
+        gone = listen(reader, stdin, resize, printed, lines) => gone,
     }
 }
 
@@ -143,6 +145,8 @@ async fn listen(
     reader: impl tokio::io::AsyncRead + Unpin,
     mut stdin: Option<ProcessInput>,
     resize: mpsc::Sender<TerminalSize>,
+    printed: &str,
+    told: &Lines,
 ) -> io::Result<()> {
     let mut lines = FramedRead::new(reader, LinesCodec::new_with_max_length(MAX_LINE_BYTES));
     while let Some(line) = lines.next().await {
@@ -168,7 +172,11 @@ async fn listen(
             let _ended = resize.send(size).await;
         }
     }
-    Ok(())
+    drop(stdin);
+    loop {
+        tokio::time::sleep(HALF_CLOSED_LOOK).await;
+        told.send(&json!({ "type": printed, "data": "" })).await?;
+    }
 }
 
 async fn write(stdin: &mut ProcessInput, data: &[u8]) -> io::Result<()> {

@@ -2,17 +2,23 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write as _};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::FileType;
+use serde_json::json;
 
+use crate::drivers::DriverError;
 use crate::drivers::untar::{
     AnyEntry, Bounds, Fault, Inside, Summed, Tree, entries, host, invalid, place, shown,
 };
 
 const BUFFER_BYTES: usize = 128 * 1024;
+/// How long a client may be silent, and how much it may still send, that is told of a fault.
+const LINGER: Duration = Duration::from_secs(5);
+const MAX_REST_BYTES: u64 = 1 << 30;
 /// What the stream is called for people.
 const WHAT: &str = "the stream";
 
@@ -25,6 +31,27 @@ pub(super) fn receive(
     from: &TcpStream,
 ) -> Result<(), Fault> {
     unpack(root, path, no_overwrite_dir, early.chain(from))
+}
+
+/// Tells the client why not all of its files are there, as a line of JSON, the only thing that it ever gets.
+/// Then what it still sends is taken for a while: a connection that is closed before loses the line.
+pub(super) fn explain(fault: &Fault, mut to: &TcpStream) {
+    let message = match fault {
+        // Its cause is the host's own affair.
+        Fault::Host(DriverError::Failed { action, .. }) => {
+            format!("{action}: the host failed, the agent's log has the cause")
+        }
+        fault => fault.to_string(),
+    };
+    let line = json!({ "type": "error", "message": message });
+    let told = to
+        .write_all(format!("{line}\n").as_bytes())
+        .and_then(|()| to.shutdown(Shutdown::Write))
+        .and_then(|()| to.set_read_timeout(Some(LINGER)))
+        .and_then(|()| io::copy(&mut to.take(MAX_REST_BYTES), &mut io::sink()).map(drop));
+    if let Err(error) = told {
+        tracing::debug!(%error, "a client does not hear why its copy failed");
+    }
 }
 
 /// [`receive`] from anything.

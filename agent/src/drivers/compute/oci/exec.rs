@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use oci_spec::OciSpecError;
-use oci_spec::runtime::{Process, ProcessBuilder, Spec};
+use oci_spec::runtime::{BoxBuilder, Process, ProcessBuilder, Spec};
 use tokio::net::unix::pipe;
 
 use super::{Oci, bundle, users};
@@ -84,7 +84,16 @@ fn process(
         None => own.user().clone(),
     };
     let dir = command.dir.as_ref().map_or_else(|| own.cwd().clone(), PathBuf::from);
-    ProcessBuilder::default()
+    let mut builder = ProcessBuilder::default();
+    if let Some(size) = &command.terminal {
+        // Else it has none until the runtime hears of the size of its own terminal.
+        let size = BoxBuilder::default()
+            .height(u64::from(size.rows))
+            .width(u64::from(size.columns))
+            .build()?;
+        builder = builder.console_size(size);
+    }
+    builder
         .terminal(command.terminal.is_some())
         .user(user)
         .args(command.argv.clone())
