@@ -51,7 +51,7 @@ macro_rules! targets {
     };
 }
 
-targets! { allocate config export guest_agent http image_manifest lldp mdata payload qcow2 wire }
+targets! { allocate archive config export guest_agent http image_manifest lldp mdata payload qcow2 wire }
 
 fn names(folder: &Path) -> BTreeSet<String> {
     let entries = std::fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));

@@ -3,6 +3,7 @@
 //! fuzzer (`fuzz/`); `make test` runs every input of `tests/corpora/` and some that are near them.
 
 pub mod allocate;
+pub mod archive;
 pub mod config;
 pub mod corpus;
 pub mod export;
@@ -32,6 +33,7 @@ pub struct Target {
 /// All of them.
 pub const TARGETS: &[Target] = &[
     Target { name: "allocate", run: allocate::run, max_bytes: 8 * 1024 },
+    Target { name: "archive", run: archive::run, max_bytes: 16 * 1024 },
     Target { name: "config", run: config::run, max_bytes: 4 * 1024 },
     Target { name: "export", run: export::run, max_bytes: 8 * 1024 },
     Target { name: "guest_agent", run: guest_agent::run, max_bytes: 8 * 1024 },

@@ -25,15 +25,22 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// Unpacks an archive, packed by gzip or not, into an empty folder.
 pub(super) fn unpack(from: impl Read, folder: &Path) -> Result<(), Fault> {
+    unpack_within(from, folder, BOUNDS.bytes)
+}
+
+/// [`unpack`] of so many bytes at most.
+pub(super) fn unpack_within(from: impl Read, folder: &Path, most_bytes: u64) -> Result<(), Fault> {
     let mut tree = Tree::open(folder, BOUNDS)?;
     tree.describe_root()?;
-    let mut from = BufReader::with_capacity(BUFFER_BYTES, Summed::new(from, BOUNDS.bytes));
+    let mut from = BufReader::with_capacity(BUFFER_BYTES, Summed::new(from, most_bytes));
     let start = from.fill_buf().map_err(|error| unreadable(WHAT, &error))?;
     let packed = start.starts_with(&GZIP);
     let content: Box<dyn Read + '_> =
         if packed { Box::new(MultiGzDecoder::new(&mut from)) } else { Box::new(&mut from) };
-    let mut content = Summed::new(content, BOUNDS.bytes);
+    let mut content = Summed::new(content, most_bytes);
     let (mut count, mut room) = (0_u64, Room::new(folder));
+    // Of files with holes there is more than of their archive.
+    let mut whole_bytes = 0_u64;
     entries(WHAT, &mut content, &mut |entry| {
         count += 1;
         if count > BOUNDS.entries {
@@ -41,6 +48,10 @@ pub(super) fn unpack(from: impl Read, folder: &Path) -> Result<(), Fault> {
         }
         if entry.header().entry_type().is_pax_global_extensions() {
             return Ok(());
+        }
+        whole_bytes = whole_bytes.saturating_add(entry.size());
+        if whole_bytes > most_bytes {
+            return invalid(format!("it holds more than {most_bytes} bytes"));
         }
         let name = entry.name();
         let path = Inside::new(&name, &BOUNDS)?;

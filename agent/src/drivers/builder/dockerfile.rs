@@ -172,7 +172,9 @@ pub fn reference(name: &str) -> Option<String> {
     let fits = name.len() <= 255
         && tag_fits
         && rest.split('/').all(part)
-        && (!has_domain || first.chars().all(domain));
+        && (!has_domain
+            || (first.chars().all(domain)
+                && first.starts_with(|c: char| c.is_ascii_alphanumeric())));
     let prefix = if has_domain { "" } else { "localhost/" };
     fits.then(|| format!("{prefix}{path}:{tag}"))
 }

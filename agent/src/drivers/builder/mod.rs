@@ -29,6 +29,7 @@ use self::sandbox::{Groups, Sandbox};
 use super::DriverError;
 use super::compute::qemu::Limits;
 use super::files;
+use super::untar::Fault;
 use crate::host::{Command, SharedExec, SystemExec};
 use crate::vm_record::VmRecord;
 
@@ -148,6 +149,15 @@ impl Builder {
     pub fn left(&self) -> Vec<PathBuf> {
         std::mem::take(&mut *self.left.lock())
     }
+}
+
+/// Unpacks files to build from as a build does, with a bound of its own, into an empty folder: for whoever
+/// wants to see what comes out.
+///
+/// # Errors
+/// As in a build.
+pub fn try_unpack(from: &[u8], folder: &Path, most_bytes: u64) -> Result<(), Fault> {
+    context::unpack_within(from, folder, most_bytes)
 }
 
 /// Whatever characters an id has.

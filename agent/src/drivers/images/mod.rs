@@ -24,7 +24,7 @@ mod usage;
 mod zfs;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -39,6 +39,7 @@ use self::pack::{DiskSource, Packed};
 use self::publish::Publication;
 use super::DriverError;
 use super::storage::Dependents;
+use super::untar::Fault;
 
 pub use container::{ContainerImage, RuntimeConfig};
 pub use file::{FileImages, FileImagesConfig};
@@ -172,6 +173,15 @@ pub trait Images: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// `ImageHasDependentClones` while disks or other images need it: nothing was removed then.
     async fn remove(&self, image: ImageUuid) -> Result<(), DriverError>;
+}
+
+/// Unpacks the file of an image of containers as an install does, with a bound of its own, to the new folder
+/// `root`; returns the bytes written. For whoever wants to see what comes out.
+///
+/// # Errors
+/// As of an install; no folder is left then.
+pub fn try_unpack(from: &Path, root: &Path, most_bytes: u64) -> Result<u64, Fault> {
+    oci::unpack_within(from, root, most_bytes)
 }
 
 /// The image that one of this manifest builds on.

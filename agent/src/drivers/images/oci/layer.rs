@@ -40,6 +40,8 @@ pub(super) struct Unpacking<'a> {
     entries: u64,
     bytes: u64,
     written_bytes: u64,
+    /// Of files with holes there is more than of their layers.
+    whole_bytes: u64,
     devices: u64,
 }
 
@@ -59,8 +61,8 @@ impl<'a> Unpacking<'a> {
         stop: &'a CancellationToken,
     ) -> Self {
         let root = root.to_owned();
-        let (entries, bytes, written_bytes, devices) = (0, 0, 0, 0);
-        Self { tree, root, bounds, stop, entries, bytes, written_bytes, devices }
+        let (entries, bytes, written_bytes, whole_bytes, devices) = (0, 0, 0, 0, 0);
+        Self { tree, root, bounds, stop, entries, bytes, written_bytes, whole_bytes, devices }
     }
 
     /// Lays a layer over the others.
@@ -144,7 +146,8 @@ impl<'a> Unpacking<'a> {
             return Ok(());
         }
         // Holes are not in the archive, but in the file.
-        if entry.size() > self.bounds.bytes {
+        self.whole_bytes = self.whole_bytes.saturating_add(entry.size());
+        if self.whole_bytes > self.bounds.bytes {
             return invalid(format!("it holds more than {} bytes", self.bounds.bytes));
         }
         let name = entry.name();

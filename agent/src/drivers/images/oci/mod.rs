@@ -90,6 +90,14 @@ pub(super) fn refusal(image: ImageUuid, fault: Fault) -> DriverError {
     }
 }
 
+/// [`unpack`] on this thread, of so many bytes at most.
+pub(super) fn unpack_within(from: &Path, root: &Path, most_bytes: u64) -> Result<u64, Fault> {
+    let bounds = Bounds { bytes: most_bytes, ..Bounds::default() };
+    let unpacked = unpack_here(from, root, &bounds, &CancellationToken::new(), &|_| {})?;
+    unpacked.folder.keep();
+    Ok(unpacked.size_bytes)
+}
+
 /// [`unpack`] on this thread.
 fn unpack_here(
     from: &Path,
