@@ -138,7 +138,7 @@ impl World {
 
     /// Builds from these files; all lines.
     async fn build(&self, more: &Value, files: &[File<'_>]) -> Vec<Value> {
-        self.begin(more, &archive(files)).await.to_end(None).await
+        self.begin(more, &archive(files)).await.heard_out(None).await
     }
 
     /// Nothing of a build is left on the node, or soon will not be.
@@ -196,7 +196,7 @@ impl Session {
     }
 
     /// Answers when the image is there, with this complaint; all lines.
-    async fn to_end(mut self, complaint: Option<&str>) -> Vec<Value> {
+    async fn heard_out(mut self, complaint: Option<&str>) -> Vec<Value> {
         let mut lines = Vec::new();
         while let Some(line) = self.next().await {
             let kind = line["type"].as_str().unwrap_or_default();
@@ -284,7 +284,7 @@ async fn an_image_is_built_on_another_and_by_its_name() {
     let count = world.images().await.len();
     let context = archive(&[("Dockerfile", b"FROM scratch\nENV A=b\n")]);
     let session = world.begin(&json!({}), &context).await;
-    let lines = session.to_end(Some("no room for it")).await;
+    let lines = session.heard_out(Some("no room for it")).await;
     assert_eq!(failure(&lines), "no room for it");
     world.is_clean().await;
     assert_eq!(world.images().await.len(), count);
@@ -298,7 +298,7 @@ async fn what_can_not_be_built_is_refused_with_its_reason() {
     let secret = world.agent.data_dir().join("secret");
     std::fs::write(&secret, "a secret of the host\n").expect("a file");
     let build = async |more: Value, context: Vec<u8>, wanted: &str| {
-        let lines = world.begin(&more, &context).await.to_end(None).await;
+        let lines = world.begin(&more, &context).await.heard_out(None).await;
         let failure = failure(&lines);
         assert!(failure.contains(wanted), "{wanted}: {lines:#?}");
         assert!(!printed(&lines).contains("a secret"), "{lines:#?}");
@@ -379,7 +379,7 @@ async fn a_stopped_container_is_committed() {
     });
     let port = world.open(&more).await;
     let session = Session(BufReader::new(World::connect(port).await).lines());
-    let lines = session.to_end(None).await;
+    let lines = session.heard_out(None).await;
     assert_eq!(failure(&lines), "", "{lines:#?}");
     let made = lines.iter().find(|line| line["type"] == "commit_finished").expect("one");
     let image = made["image_uuid"].as_str().expect("an image");

@@ -155,7 +155,6 @@ async fn what_the_agent_lacks_is_refused_before_anything_is_made() {
     let agent = Agent::start(&coordinator.agent_url());
     agent.wait_allocatable(&client).await;
     let server = format!("/servers/{}", agent.server_uuid);
-    let vm = format!("{server}/vms/{}", fresh_uuid());
     let pool = format!("{server}/datasets");
     for (answer, what) in [
         (client.get(&pool).await, "zfs_list_datasets"),
