@@ -261,8 +261,12 @@ async fn end(client: &Client, args: &Args, target: &Target, header: &Header) {
     }
     let segment = header.snapshot.replace('%', "%25");
     let path = target.path(&format!("/snapshots/{segment}"));
-    let deleted = patiently(async || client.delete::<TaskStarted>(&path).await).await;
-    if let Err(error) = deleted {
+    let deleted = async {
+        let started = patiently(async || client.delete::<TaskStarted>(&path).await).await?;
+        let title = format!("delete the snapshot of {}", target.shown());
+        wait::finished(client, &title, started.id.as_str(), SNAPSHOT_LIMIT).await
+    };
+    if let Err(error) = deleted.await {
         warn(&format!("snapshot {} is left, and expires: {error}", header.snapshot));
     }
 }
