@@ -10,7 +10,7 @@ use super::{Event, Revision, Watch, WatchEnd};
 /// Events kept for watches that start in the past.
 const KEPT_EVENTS: usize = 10_000;
 /// Bytes kept for them.
-const KEPT_BYTES: usize = 16 * 1024 * 1024;
+const KEPT_BYTES: usize = 4 * 1024 * 1024;
 /// Commits a watcher may lag behind.
 const WATCHER_COMMITS: usize = 4_096;
 
