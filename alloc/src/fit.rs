@@ -1,5 +1,7 @@
 //! How many more of a VM fit, and what is left over then: for planners.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 use serde_json::Value;
 use uuid::Uuid;
@@ -65,7 +67,7 @@ pub fn fit(
     config: &Config,
 ) -> Option<Fit> {
     let server = snapshot.server(snapshot.slot_of(server_uuid)?);
-    let mut trial = Trial { server, config, request, extra: extra.clone() };
+    let mut trial = Trial { server, config, request, extra: Arc::new(extra.clone()) };
     let (mut most, mut too_many) = (0, 1);
     // Doubling, then halving: the number of copies that fit is found in few steps.
     while too_many <= MAX_COPIES && trial.holds(too_many) {
@@ -97,7 +99,7 @@ struct Trial<'a> {
     server: &'a Server,
     config: &'a Config,
     request: &'a Request,
-    extra: Extra,
+    extra: Arc<Extra>,
 }
 
 impl Trial<'_> {

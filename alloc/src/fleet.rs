@@ -264,8 +264,8 @@ impl Fleet {
     /// Counts a VM on a server until it shows there, a ticket for it opens, or
     /// [`Fleet::release`]. An earlier reservation for the same VM is replaced, so that no VM
     /// counts twice. [`crate::Request::promise`] gives the figures.
-    pub fn reserve(&mut self, vm: Uuid, server: &ServerName, extra: Extra) {
-        let touched = self.promises.reserve(vm, server, extra);
+    pub fn reserve(&mut self, vm: Uuid, server: &ServerName, extra: impl Into<Arc<Extra>>) {
+        let touched = self.promises.reserve(vm, server, extra.into());
         self.promises_changed(touched);
     }
 
@@ -274,11 +274,11 @@ impl Fleet {
         &mut self,
         vms: impl IntoIterator<Item = Uuid>,
         server: &ServerName,
-        extra: &Extra,
+        extra: &Arc<Extra>,
     ) {
         let mut touched = Vec::new();
         for vm in vms {
-            touched.extend(self.promises.reserve(vm, server, extra.clone()));
+            touched.extend(self.promises.reserve(vm, server, Arc::clone(extra)));
         }
         self.promises_changed(touched);
     }

@@ -88,7 +88,7 @@ pub use outcome::{Choice, Detail, Outcome, Step};
 pub use predicate::BadPredicate;
 pub use promises::{Extra, Ticket};
 pub use ratios::{RatioPolicy, Ratios};
-pub use recent::{Recent, RecentServer, RecentVm};
+pub use recent::{PlacedVm, Recent, RecentServer, RecentVm};
 pub use render::Steps;
 pub use request::{FieldError, Request, check_package, known_members, parse_capacity};
 pub use save::{Changes, Restored, SavedServer};

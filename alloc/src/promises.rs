@@ -168,7 +168,7 @@ pub(crate) struct Promises {
     tickets: BTreeMap<ServerName, BTreeMap<u64, Ticket>>,
     /// How many open tickets with figures each VM has.
     ticketed: BTreeMap<Uuid, usize>,
-    reservations: BTreeMap<Uuid, (ServerName, Extra)>,
+    reservations: BTreeMap<Uuid, (ServerName, Arc<Extra>)>,
     reserved_on: BTreeMap<ServerName, BTreeSet<Uuid>>,
 }
 
@@ -220,7 +220,7 @@ impl Promises {
         &mut self,
         vm: Uuid,
         server: &ServerName,
-        extra: Extra,
+        extra: Arc<Extra>,
     ) -> Vec<ServerName> {
         let mut touched = self.release(vm);
         self.reservations.insert(vm, (server.clone(), extra));
@@ -259,7 +259,7 @@ impl Promises {
 
     /// What a VM has reserved.
     pub(crate) fn reserved(&self, vm: Uuid) -> Option<&Extra> {
-        self.reservations.get(&vm).map(|(_, extra)| extra)
+        self.reservations.get(&vm).map(|(_, extra)| extra.as_ref())
     }
 
     /// What is promised on a server beside the VMs that it shows.

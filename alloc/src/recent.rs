@@ -1,7 +1,8 @@
 //! What earlier allocations chose: the memory of `soft-filter-recent-servers` and
 //! `calculate-recent-vms`. The caller keeps it and says how long ago each choice was.
 
-use serde_json::Value;
+use muster_shared::ids::ServerUuid;
+use serde_json::{Value, json};
 
 use crate::num::{num, some_truthy};
 use crate::server_name::ServerName;
@@ -26,6 +27,37 @@ pub struct RecentVm {
     pub(crate) vm: Vm,
     /// Bytes.
     pub(crate) image_size: f64,
+}
+
+/// A VM that was just placed, to be remembered as a [`RecentVm`]. Thousands are: it is kept small.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlacedVm {
+    pub(crate) uuid: Box<str>,
+    pub(crate) owner_uuid: Box<str>,
+    /// Where.
+    pub server_uuid: ServerUuid,
+    pub(crate) is_zvol: bool,
+    /// MiB.
+    pub(crate) max_physical_memory: f64,
+    /// Percent of one core.
+    pub(crate) cpu_cap: Option<f64>,
+    /// GiB.
+    pub(crate) quota: f64,
+    /// Bytes.
+    pub(crate) image_size: f64,
+}
+
+impl PlacedVm {
+    /// As [`Recent::from_json`] reads it.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        json!({
+            "uuid": self.uuid, "owner_uuid": self.owner_uuid, "server_uuid": self.server_uuid,
+            "brand": if self.is_zvol { "kvm" } else { "smartos" }, "state": "running",
+            "max_physical_memory": self.max_physical_memory, "cpu_cap": self.cpu_cap,
+            "quota": self.quota, "image_size": self.image_size,
+        })
+    }
 }
 
 /// The memory as of one request.

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use crate::num::{display, nonzero, num, some_truthy, truthy};
 use crate::promises::Extra;
 use crate::ratios::Ratios;
+use crate::recent::PlacedVm;
 use crate::settings::SPREADS;
 use crate::validate::{self, Affinity, Locality, ensure, is_uuid, optional_num, optional_number};
 use crate::vm::Brand;
@@ -194,21 +195,23 @@ impl Request {
     /// The VM as `calculate-recent-vms` remembers it once it was placed; `None` if the request
     /// does not want that (`vm.override_recent_vms`).
     #[must_use]
-    pub fn recent_vm(&self, server_uuid: ServerUuid) -> Option<Value> {
+    pub fn recent_vm(&self, server_uuid: ServerUuid) -> Option<PlacedVm> {
         if self.vm.override_recent {
             return None;
         }
         let package = self.package.as_ref();
-        let zvol = self.image.kind == "zvol";
+        let is_zvol = self.image.kind == "zvol";
         let memory = package.and_then(|p| p.max_physical_memory).unwrap_or(0.0);
-        let quota = package.and_then(|p| p.quota).unwrap_or(0.0) / 1024.0;
-        let image_size = if zvol { self.image.image_size * 1_048_576.0 } else { 0.0 };
-        Some(serde_json::json!({
-            "uuid": self.vm.vm_uuid, "owner_uuid": self.vm.owner_uuid, "server_uuid": server_uuid,
-            "brand": if zvol { "kvm" } else { "smartos" }, "state": "running",
-            "max_physical_memory": memory + if zvol { 1024.0 } else { 0.0 },
-            "cpu_cap": package.and_then(|p| p.cpu_cap), "quota": quota, "image_size": image_size,
-        }))
+        Some(PlacedVm {
+            uuid: self.vm.vm_uuid.as_str().into(),
+            owner_uuid: self.vm.owner_uuid.as_str().into(),
+            server_uuid,
+            is_zvol,
+            max_physical_memory: memory + if is_zvol { 1024.0 } else { 0.0 },
+            cpu_cap: package.and_then(|p| p.cpu_cap),
+            quota: package.and_then(|p| p.quota).unwrap_or(0.0) / 1024.0,
+            image_size: if is_zvol { self.image.image_size * 1_048_576.0 } else { 0.0 },
+        })
     }
 
     /// What the VM will take on its server: figures for a reservation.

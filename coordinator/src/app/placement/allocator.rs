@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
 use serde_json::{Value, json};
 
-use crate::alloc::{self, Config, Request};
+use crate::alloc::{self, Config, PlacedVm, Request};
 use crate::app::config::AllocationConfig;
 use crate::app::tickets::TicketRecord;
 
@@ -17,9 +17,8 @@ pub(super) struct Allocator {
     pub(super) fleet: alloc::Fleet,
     /// The tickets it took over.
     tickets: BTreeMap<TicketUuid, Arc<TicketRecord>>,
-    /// What was chosen not long ago, oldest first, for policies that ask: when, and what
-    /// [`Recent::from_json`] reads.
-    recent: VecDeque<(Duration, Value)>,
+    /// What was chosen not long ago, oldest first, for policies that ask, and when.
+    recent: VecDeque<(Duration, PlacedVm)>,
 }
 
 /// Longest that a choice is remembered.
@@ -33,7 +32,7 @@ impl Allocator {
         Self { fleet, tickets: BTreeMap::new(), recent: VecDeque::new() }
     }
 
-    pub(super) fn reserve(&mut self, vm: VmUuid, server: ServerUuid, promise: alloc::Extra) {
+    pub(super) fn reserve(&mut self, vm: VmUuid, server: ServerUuid, promise: Arc<alloc::Extra>) {
         self.fleet.reserve(vm.0, &server.into(), promise);
     }
 
@@ -85,8 +84,8 @@ impl Allocator {
             return Value::Null;
         }
         let age = |at: &Duration| now.saturating_sub(*at).as_secs_f64() * 1e3;
-        let vm = |(at, vm): &(Duration, Value)| json!({ "age_ms": age(at), "vm": vm });
-        let server = |(at, vm): &(Duration, Value)| json!({ "age_ms": age(at), "server_uuid": vm["server_uuid"] });
+        let vm = |(at, vm): &(Duration, PlacedVm)| json!({ "age_ms": age(at), "vm": vm.to_json() });
+        let server = |(at, vm): &(Duration, PlacedVm)| json!({ "age_ms": age(at), "server_uuid": vm.server_uuid });
         json!({
             "recent_servers": self.recent.iter().map(server).collect::<Vec<_>>(),
             "recent_vms": self.recent.iter().map(vm).collect::<Vec<_>>(),

@@ -194,7 +194,7 @@ impl Placement {
         let mut writes = self.tasks.writes(&record);
         let mut promised = None;
         if counts {
-            let extra = alloc::Extra::of_new_vm(&spec);
+            let extra = Arc::new(alloc::Extra::of_new_vm(&spec));
             writes.push(self.place_put(&record, vm, Some(extra.clone())));
             writes.extend(self.promises.lock().peers.mark());
             promised = Some(self.promises.promise(vm, server, extra, true));
@@ -268,7 +268,12 @@ impl Placement {
     }
 
     /// The write that makes a place; at its revision, if the VM had one before.
-    fn place_put(&self, record: &TaskRecord, vm: VmUuid, extra: Option<alloc::Extra>) -> Write {
+    fn place_put(
+        &self,
+        record: &TaskRecord,
+        vm: VmUuid,
+        extra: Option<Arc<alloc::Extra>>,
+    ) -> Write {
         let known = self.promises.lock().place(vm).cloned();
         let expect = known.as_ref().map_or(Expect::Absent, |known| Expect::At(known.revision));
         let mut place = self.place_record(record, vm, extra);
@@ -280,7 +285,7 @@ impl Placement {
         &self,
         record: &TaskRecord,
         vm: VmUuid,
-        promise: Option<alloc::Extra>,
+        promise: Option<Arc<alloc::Extra>>,
     ) -> PlaceRecord {
         let creating = record.status == TaskStatus::Active;
         PlaceRecord {

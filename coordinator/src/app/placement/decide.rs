@@ -178,7 +178,7 @@ impl Placement {
             let request = parse(&body)?;
             let created = created.as_ref().map(|(_, spec)| alloc::Extra::of_new_vm(spec));
             let extra = created.unwrap_or_else(|| request.promise());
-            vms.push(Wanted { vm, body, request, extra });
+            vms.push(Wanted { vm, body, request, extra: Arc::new(extra) });
         }
         Ok(Question { ask, policy, vms, making: false })
     }

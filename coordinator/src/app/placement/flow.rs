@@ -41,7 +41,7 @@ pub(super) struct Wanted {
     pub(super) body: Object,
     pub(super) request: Request,
     /// What it will take of its server.
-    pub(super) extra: alloc::Extra,
+    pub(super) extra: Arc<alloc::Extra>,
 }
 
 /// What is asked, checked.
@@ -73,7 +73,7 @@ pub(super) struct Decision {
     /// The fleet as it was asked, if it is to be looked at again.
     pub(super) asked: Option<alloc::Fleet>,
     /// What is promised until this is dropped: none, or one per VM that was asked for.
-    pub(super) promises: Vec<(Promised, ServerUuid, alloc::Extra)>,
+    pub(super) promises: Vec<(Promised, ServerUuid, Arc<alloc::Extra>)>,
     /// What the commit must find and leave in the store.
     pub(super) guard: Guard,
 }

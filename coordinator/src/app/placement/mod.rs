@@ -152,7 +152,8 @@ impl Placement {
             body.set("servers", json!(left));
         }
         let request = parse(&body)?;
-        let wanted = Wanted { vm, body, request, extra: alloc::Extra::of_new_vm(spec) };
+        let extra = Arc::new(alloc::Extra::of_new_vm(spec));
+        let wanted = Wanted { vm, body, request, extra };
         let policy = Arc::clone(&self.ctx.config.allocation.placing);
         Ok(Question { ask: Ask::default(), policy, vms: vec![wanted], making: true })
     }

@@ -51,7 +51,7 @@ pub(super) struct PlaceRecord {
     pub(super) by: String,
     /// What the VM will take.
     #[serde(default)]
-    pub(super) promise: Option<alloc::Extra>,
+    pub(super) promise: Option<Arc<alloc::Extra>>,
     /// What another version keeps in the record.
     #[serde(flatten)]
     pub(super) unknown: Object,
@@ -72,7 +72,7 @@ pub(super) struct Place {
 #[derive(Clone, Debug)]
 struct Reserved {
     server: ServerUuid,
-    extra: alloc::Extra,
+    extra: Arc<alloc::Extra>,
     revision: Revision,
     /// When this process learned of it, monotonic. Its time is counted from here: how long this
     /// coordinator was away, no clock says for sure.
@@ -86,24 +86,25 @@ struct Reserved {
 struct Pending {
     number: u64,
     server: ServerUuid,
-    extra: alloc::Extra,
+    extra: Arc<alloc::Extra>,
     /// The VM is made, not only reserved.
     making: bool,
 }
 
-/// All that promises room to one VM.
+/// All that promises room to one VM. Most are reservations, of which there may be many; what those do
+/// not have is small here.
 #[derive(Debug, Default)]
 struct Promise {
-    pending: Option<Pending>,
-    place: Option<Place>,
+    pending: Option<Box<Pending>>,
+    place: Option<Box<Place>>,
     reserved: Option<Reserved>,
     /// What the allocator counts.
-    counted: Option<(ServerUuid, alloc::Extra)>,
+    counted: Option<(ServerUuid, Arc<alloc::Extra>)>,
 }
 
 impl Promise {
     /// The nearest to the VM's being there counts, and only that.
-    fn counts(&self) -> Option<(ServerUuid, &alloc::Extra)> {
+    fn counts(&self) -> Option<(ServerUuid, &Arc<alloc::Extra>)> {
         if let Some(pending) = &self.pending {
             return Some((pending.server, &pending.extra));
         }
@@ -169,13 +170,13 @@ impl Placing {
         &mut self,
         vm: VmUuid,
         server: ServerUuid,
-        extra: alloc::Extra,
+        extra: Arc<alloc::Extra>,
         making: bool,
     ) -> u64 {
         self.numbers += 1;
         let number = self.numbers;
         self.change(vm, |promise| {
-            promise.pending = Some(Pending { number, server, extra, making });
+            promise.pending = Some(Box::new(Pending { number, server, extra, making }));
         });
         number
     }
@@ -217,13 +218,14 @@ impl Placing {
 
     /// The stored place of a VM.
     pub(super) fn place(&self, vm: VmUuid) -> Option<&Place> {
-        self.promises.get(&vm)?.place.as_ref()
+        self.promises.get(&vm)?.place.as_deref()
     }
 
     /// The places of creates that ended well.
     pub(super) fn done(&self) -> Vec<Place> {
         let places = self.promises.values().filter_map(|promise| promise.place.as_ref());
-        places.filter(|place| place.record.state == PlaceState::Done).cloned().collect()
+        let done = places.filter(|place| place.record.state == PlaceState::Done);
+        done.map(|place| (**place).clone()).collect()
     }
 
     fn placed(&mut self, vm: VmUuid, place: Option<Place>) {
@@ -231,7 +233,7 @@ impl Placing {
             if place.is_some() {
                 promise.end_reservation();
             }
-            promise.place = place;
+            promise.place = place.map(Box::new);
         });
     }
 
@@ -344,7 +346,7 @@ impl Promises {
         self: &Arc<Self>,
         vm: VmUuid,
         server: ServerUuid,
-        extra: alloc::Extra,
+        extra: Arc<alloc::Extra>,
         making: bool,
     ) -> Promised {
         let number = self.lock().promise(vm, server, extra, making);

@@ -3,6 +3,8 @@
 //! One durable record `reserve/<vm>` each. It ends when a report shows the VM, when a ticket or a
 //! task for it takes its place, or by itself after `allocator.reservation_ttl_s`.
 
+use std::sync::Arc;
+
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use muster_shared::ids::{ServerUuid, VmUuid};
@@ -25,7 +27,7 @@ const BATCH: usize = 90;
 pub(super) struct ReservationRecord {
     pub(super) vm_uuid: VmUuid,
     pub(super) server_uuid: ServerUuid,
-    pub(super) promise: alloc::Extra,
+    pub(super) promise: Arc<alloc::Extra>,
     /// When it was made; a label.
     pub(super) at: Timestamp,
     /// The coordinator that made it.
@@ -39,7 +41,7 @@ impl Placement {
         &self,
         vm: VmUuid,
         server: ServerUuid,
-        promise: alloc::Extra,
+        promise: Arc<alloc::Extra>,
     ) -> Write {
         let record = ReservationRecord {
             vm_uuid: vm,
