@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 use crate::daemon::{fresh_uuid, temp_dir};
 use crate::http::Client;
 use crate::own_network::run;
+use crate::process;
 
 /// Longest wait for the monitors of containers that were killed.
 const END: Duration = Duration::from_secs(10);
@@ -124,13 +125,7 @@ pub fn inside(pid: Option<u64>, script: &str) -> String {
 #[must_use]
 pub fn monitors(run_dir: &Path) -> Vec<u32> {
     let needle = format!("container-monitor\0{}", run_dir.display());
-    let processes = std::fs::read_dir("/proc").expect("/proc is mounted");
-    let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    let names_it = |pid: &u32| {
-        let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&command).contains(&needle)
-    };
-    pids.filter(names_it).collect()
+    process::with_command(&needle)
 }
 
 /// The places below a folder on which something is mounted.

@@ -1,4 +1,4 @@
-//! What a process under test takes of the machine.
+//! Processes under test: which there are, and what they take of the machine.
 
 use std::time::Duration;
 
@@ -24,4 +24,20 @@ pub fn cpu(pid: u32) -> Duration {
     let (_, after_name) = stat.rsplit_once(") ").expect("a name in parentheses");
     let ticks = after_name.split(' ').skip(11).take(2).map(|n| n.parse::<u64>().expect("ticks"));
     Duration::from_millis(ticks.sum::<u64>() * 10)
+}
+
+/// Process ids of those among whose arguments there is this text.
+///
+/// # Panics
+/// If the process table can't be read.
+#[must_use]
+pub fn with_command(text: &str) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").expect("/proc is mounted");
+    let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let names_it = |pid: &u32| {
+        // One that has ended meanwhile has none.
+        let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&command).contains(text)
+    };
+    pids.filter(names_it).collect()
 }

@@ -167,14 +167,7 @@ impl World {
 
 /// Processes that work for a build below this folder.
 fn sandboxes(data: &std::path::Path) -> Vec<u32> {
-    let needle = data.join("builds").display().to_string();
-    let processes = std::fs::read_dir("/proc").expect("/proc is mounted");
-    let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    let names_it = |pid: &u32| {
-        let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&command).contains(&needle)
-    };
-    pids.filter(names_it).collect()
+    muster_tests::process::with_command(&data.join("builds").display().to_string())
 }
 
 struct Session(Lines<BufReader<TcpStream>>);

@@ -185,7 +185,7 @@ impl Build {
         let mut file = tokio::fs::File::create(&path).await.map_err(failed)?;
         let (mut sum, mut size_bytes) = (Sha256::new(), 0_u64);
         while let Some(bytes) = layer.next().await? {
-            self.check_room()?;
+            self.check_room().await?;
             let (data, mut zeros) = match bytes {
                 DiskBytes::Data(data) => (data, 0),
                 DiskBytes::Zeros(count) => (Vec::new(), count),
@@ -295,8 +295,8 @@ impl Build {
         files::remove_folder(&self.folder).await
     }
 
-    fn check_room(&self) -> Result<(), DriverError> {
-        let free_bytes = files::space(&self.folder)?.available_bytes;
+    async fn check_room(&self) -> Result<(), DriverError> {
+        let free_bytes = files::space_beside(&self.folder).await?.available_bytes;
         if free_bytes >= RESERVE_BYTES {
             return Ok(());
         }
@@ -307,7 +307,7 @@ impl Build {
 
     /// Runs a command of `buildah` to its end; returns the last of what it printed.
     async fn program(&self, words: &[&str], told: Option<&Told>) -> Result<String, DriverError> {
-        self.check_room()?;
+        self.check_room().await?;
         let mut argv: Vec<String> =
             [BUILDAH, "--storage-driver", "vfs", "--root"].into_iter().map(str::to_owned).collect();
         argv.push(format!("{HOME}/storage"));
@@ -328,7 +328,7 @@ impl Build {
         let full = async {
             loop {
                 tokio::time::sleep(LOOK).await;
-                if let Err(full) = self.check_room() {
+                if let Err(full) = self.check_room().await {
                     return full;
                 }
             }

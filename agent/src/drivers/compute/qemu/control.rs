@@ -10,7 +10,7 @@ use futures_util::StreamExt as _;
 use muster_shared::clock::SharedClock;
 use muster_shared::error_chain::Chain;
 use nix::sys::inotify::AddWatchFlags;
-use qapi::qmp::Event;
+use qapi::qmp::{Event, MemoryFailureAction};
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -202,10 +202,9 @@ fn note(
             *cause = Some(format!("the guest's watchdog fired ({action})").into());
             true
         }
-        Event::MEMORY_FAILURE { data, .. } => {
-            // In the host's memory, or in that which the guest has of it.
-            let action = qapi::Enum::name(&data.action);
-            *cause = Some(format!("memory failed ({action})").into());
+        // What is handed to the guest, or not its concern, does not stop it.
+        Event::MEMORY_FAILURE { data, .. } if data.action == MemoryFailureAction::fatal => {
+            *cause = Some("memory of the host failed under the guest".into());
             true
         }
         Event::RESET { .. } => {
@@ -369,7 +368,7 @@ mod tests {
         let script = Script { events: vec![memory, stop], status: Some("internal-error") };
         let broken = |control: &Control| control.activity == Activity::Broken;
         let control = known_of(script, broken).await;
-        assert_eq!(control.reason.as_deref(), Some("memory failed (fatal)"));
+        assert_eq!(control.reason.as_deref(), Some("memory of the host failed under the guest"));
         let script = Script { events: vec![watchdog, stop], status: Some("paused") };
         let control = known_of(script, paused).await;
         assert_eq!(control.reason.as_deref(), Some("the hypervisor says \"paused\""));

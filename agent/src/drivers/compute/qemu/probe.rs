@@ -362,9 +362,7 @@ mod tests {
     use muster_shared::clock::{SystemClock, TokioClock};
 
     use super::*;
-    use crate::host::{
-        Detached, Exec, Exit, FakeExec, Output, Piped, RunningChild, SharedExec, Spawned,
-    };
+    use crate::host::{Detached, Exec, Exit, FakeExec, Output, Piped, RunningChild, Spawned};
 
     const QEMU: &str = "qemu-system-x86_64";
 
@@ -454,8 +452,7 @@ mod tests {
         }
     }
 
-    /// The verdict on a host where the runs take these times, in their order: emulated, KVM, and then
-    /// always KVM first. Also how many of them were not needed.
+    /// The verdict when runs take these times (emulated, KVM, then KVM first), and how many are left.
     async fn judged(ms: &[u64]) -> (Verdict, usize) {
         let folder = tempfile::tempdir().unwrap();
         let kvm_node = folder.path().join("kvm");
@@ -463,7 +460,7 @@ mod tests {
         let exec =
             Arc::new(Timed { exec: qemu(DONE), ms: Mutex::new(ms.iter().copied().collect()) });
         let probe = Probe {
-            exec: Arc::clone(&exec) as SharedExec,
+            exec: exec.clone(),
             clock: Arc::new(TokioClock::new(jiff::Timestamp::UNIX_EPOCH)),
             kvm_node,
             ..probe(&Arc::default(), folder.path())
