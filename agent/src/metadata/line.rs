@@ -4,8 +4,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use super::protocol::MAX_LINE_BYTES;
 
-/// Bytes read at a time.
-const CHUNK_BYTES: usize = 4096;
+/// Bytes read at a time. Every guest has a reader, and most of them say nothing.
+const CHUNK_BYTES: usize = 512;
 
 /// What came.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,10 +48,8 @@ impl<R: AsyncRead + Unpin> Lines<R> {
                 let mut line: Vec<u8> = self.pending.drain(..=end).collect();
                 line.pop();
                 self.searched = 0;
-                return Ok(match std::mem::take(&mut self.skips) {
-                    true => Read::TooLong,
-                    false => Read::Line(line),
-                });
+                let too_long = std::mem::take(&mut self.skips) || line.len() > MAX_LINE_BYTES;
+                return Ok(if too_long { Read::TooLong } else { Read::Line(line) });
             }
             self.searched = self.pending.len();
             if self.pending.len() > MAX_LINE_BYTES {
@@ -59,12 +57,14 @@ impl<R: AsyncRead + Unpin> Lines<R> {
                 self.searched = 0;
                 self.pending = Vec::new();
             }
-            let mut chunk = [0; CHUNK_BYTES];
-            let read = self.reader.read(&mut chunk).await?;
-            if read == 0 {
+            if self.pending.is_empty() {
+                // A long line has made it large.
+                self.pending = Vec::with_capacity(CHUNK_BYTES);
+            }
+            self.pending.reserve(CHUNK_BYTES);
+            if self.reader.read_buf(&mut self.pending).await? == 0 {
                 return Ok(Read::End);
             }
-            self.pending.extend_from_slice(&chunk[..read]);
         }
     }
 }
@@ -77,6 +77,8 @@ mod tests {
     async fn a_line_that_is_too_long_is_skipped() {
         let mut sent = b"one\n".to_vec();
         sent.extend(vec![b'x'; MAX_LINE_BYTES + CHUNK_BYTES + 1]);
+        sent.push(b'\n');
+        sent.extend(vec![b'y'; MAX_LINE_BYTES + 1]);
         sent.extend(b"\n\ntwo\nrest");
         let mut lines = Lines::new(&sent[..]);
         let mut read = Vec::new();
@@ -87,6 +89,6 @@ mod tests {
             }
         }
         let line = |text: &str| Read::Line(text.as_bytes().to_vec());
-        assert_eq!(read, [line("one"), Read::TooLong, line(""), line("two")]);
+        assert_eq!(read, [line("one"), Read::TooLong, Read::TooLong, line(""), line("two")]);
     }
 }

@@ -76,7 +76,9 @@ impl MetadataServer {
         let guest = Guest { vm, drivers: Arc::clone(&self.drivers), changes };
         let (served, stop) = (Arc::clone(&self.served), self.stop.clone());
         self.tracker.spawn(async move {
-            stop.run_until_cancelled(guest.run(&served)).await;
+            // Pinned here: handed over by value its state would be held twice, for every guest.
+            let running = std::pin::pin!(guest.run(&served));
+            stop.run_until_cancelled(running).await;
         });
     }
 }

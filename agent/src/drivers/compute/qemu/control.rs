@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use muster_shared::clock::SharedClock;
 use muster_shared::error_chain::Chain;
 use nix::sys::inotify::AddWatchFlags;

@@ -3,33 +3,41 @@
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use std::{fmt, io};
 
+use bytes::BytesMut;
+use futures_util::StreamExt as _;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use parking_lot::Mutex;
-use qapi::futures::{QapiEvents, QapiService, QmpStreamTokio};
+use qapi::qmp::{Event, QapiCapabilities, QmpMessageAny};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncWriteExt as _, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::oneshot;
+use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 use tokio_util::sync::CancellationToken;
 
 /// Longest wait for the greeting.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for an answer.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest message of a hypervisor, bytes. It may be in its guest's hands.
+const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
+/// Kept for what a hypervisor says next, bytes. There is a connection for each guest, and most of
+/// them are silent.
+const READ_BYTES: usize = 1024;
 
 /// Why there was no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum QmpError {
     /// Nobody listens, or the connection broke.
     #[error("talk to the hypervisor")]
-    Io(#[from] std::io::Error),
+    Io(#[from] io::Error),
     /// It refused.
     #[error("{command}: {reason}")]
     Refused {
@@ -50,24 +58,18 @@ pub(super) enum QmpError {
     },
 }
 
-/// Longest message of a hypervisor, bytes. It may be in its guest's hands.
-const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
-
-type Reader = QmpStreamTokio<Bounded<OwnedReadHalf>>;
-type Writer = QmpStreamTokio<Sender>;
-/// A descriptor that goes with the next bytes.
-type Hand = Arc<Mutex<Option<OwnedFd>>>;
-
-/// Where a connection's events arrive, and with them the answers: it has to be read.
-pub(super) type Events = QapiEvents<Reader>;
+type Answer = Result<Value, qapi::Error>;
+/// Who waits for the next answer.
+type Asker = Arc<Mutex<Option<oneshot::Sender<Answer>>>>;
 
 /// One connection. Commands may be sent at the same time; they are asked one after the other, since
 /// answers are told apart by their order alone.
 pub(super) struct Qmp {
-    service: QapiService<Writer>,
-    turn: tokio::sync::Mutex<()>,
-    hand: Hand,
-    /// Cancelled once a question was left without answer: the next one would get it.
+    /// Whoever holds it has the turn.
+    writer: tokio::sync::Mutex<OwnedWriteHalf>,
+    asker: Asker,
+    /// Cancelled once a question was left without answer, as the next one would get it; and when
+    /// nobody reads answers any more.
     given_up: CancellationToken,
 }
 
@@ -77,89 +79,92 @@ impl fmt::Debug for Qmp {
     }
 }
 
-/// Ends a stream on which one line grows too long.
-pub(super) struct Bounded<R> {
-    reader: R,
-    line_bytes: usize,
-}
+/// What a hypervisor says, line by line.
+struct Messages(FramedRead<OwnedReadHalf, LinesCodec>);
 
-impl<R: AsyncRead + Unpin> AsyncRead for Bounded<R> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.reader).poll_read(cx, buffer))?;
-        let fresh = &buffer.filled()[before..];
-        self.line_bytes = match fresh.iter().rposition(|&byte| byte == b'\n') {
-            Some(end) => fresh.len() - end - 1,
-            None => self.line_bytes + fresh.len(),
+impl Messages {
+    fn new(reader: OwnedReadHalf) -> Self {
+        let codec = LinesCodec::new_with_max_length(MAX_MESSAGE_BYTES);
+        Self(FramedRead::with_capacity(reader, codec, READ_BYTES))
+    }
+
+    /// The next one; `None` at the end of the connection, which a line without end is as well.
+    async fn next<T: DeserializeOwned>(&mut self) -> Option<io::Result<T>> {
+        let line = match self.0.next().await? {
+            Ok(line) => line,
+            Err(LinesCodecError::Io(error)) => return Some(Err(error)),
+            Err(error @ LinesCodecError::MaxLineLengthExceeded) => {
+                return Some(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
+            }
         };
-        if self.line_bytes > MAX_MESSAGE_BYTES {
-            let text = format!("a message of over {MAX_MESSAGE_BYTES} bytes");
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, text)));
+        let unread = self.0.read_buffer_mut();
+        if unread.is_empty() {
+            // A long answer has made it large.
+            *unread = BytesMut::with_capacity(READ_BYTES);
         }
-        Poll::Ready(Ok(()))
+        Some(serde_json::from_str(&line).map_err(io::Error::from))
+    }
+
+    /// The next one of a conversation that has only begun.
+    async fn expect<T: DeserializeOwned>(&mut self) -> io::Result<T> {
+        self.next().await.unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))
     }
 }
 
-/// Sends bytes, and a descriptor with them.
-pub(super) struct Sender {
-    stream: OwnedWriteHalf,
-    hand: Hand,
+/// Where a connection's events arrive, and with them the answers: it has to be read.
+pub(super) struct Events {
+    messages: Messages,
+    asker: Asker,
+    given_up: CancellationToken,
 }
 
-impl Sender {
-    /// Sends what there is room for, and with it what is in the hand.
-    fn poll_hand_over(
-        &self,
-        cx: &mut Context<'_>,
-        hand: &mut Option<OwnedFd>,
-        buffer: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let stream: &UnixStream = self.stream.as_ref();
+impl Events {
+    /// The next event, or that a message was none; `None` at the end of the connection.
+    pub(super) async fn next(&mut self) -> Option<io::Result<Event>> {
         loop {
-            ready!(stream.poll_write_ready(cx))?;
-            let sent = stream.try_io(Interest::WRITABLE, || {
-                let fds: Vec<_> = hand.iter().map(|fd| fd.as_raw_fd()).collect();
-                let with = [ControlMessage::ScmRights(&fds)];
-                let (to, flags) = (stream.as_raw_fd(), MsgFlags::MSG_NOSIGNAL);
-                sendmsg::<()>(to, &[IoSlice::new(buffer)], &with, flags, None)
-                    .map_err(io::Error::from)
-            });
-            match sent {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                sent => {
-                    *hand = None;
-                    return Poll::Ready(sent);
+            match self.messages.next().await? {
+                Ok(QmpMessageAny::Event(event)) => return Some(Ok(event)),
+                Ok(QmpMessageAny::Response(answer)) => {
+                    if let Some(asker) = self.asker.lock().take() {
+                        // Who asked may have run out of time.
+                        drop(asker.send(answer.result()));
+                    }
                 }
+                Err(error) => return Some(Err(error)),
             }
         }
     }
 }
 
-impl AsyncWrite for Sender {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let hand = Arc::clone(&self.hand);
-        let mut hand = hand.lock();
-        match *hand {
-            None => Pin::new(&mut self.stream).poll_write(cx, buffer),
-            Some(_) => self.poll_hand_over(cx, &mut hand, buffer),
-        }
+impl Drop for Events {
+    fn drop(&mut self) {
+        // In this order: whoever asks afterwards sees that it is in vain.
+        self.given_up.cancel();
+        *self.asker.lock() = None;
     }
+}
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+/// Sends a command, and a descriptor with its first bytes.
+async fn write<C: qapi::Command>(
+    writer: &mut OwnedWriteHalf,
+    fd: Option<OwnedFd>,
+    command: C,
+) -> io::Result<()> {
+    let mut line = serde_json::to_vec(&qapi::Execute::<C>::with_command(command))?;
+    line.push(b'\n');
+    let mut rest = line.as_slice();
+    if let Some(fd) = fd {
+        let stream: &UnixStream = writer.as_ref();
+        let send = || {
+            let fds = [fd.as_raw_fd()];
+            let with = [ControlMessage::ScmRights(&fds)];
+            let (to, flags) = (stream.as_raw_fd(), MsgFlags::MSG_NOSIGNAL);
+            Ok(sendmsg::<()>(to, &[IoSlice::new(&line)], &with, flags, None)?)
+        };
+        let sent = stream.async_io(Interest::WRITABLE, send).await?;
+        rest = &line[sent..];
     }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
+    writer.write_all(rest).await
 }
 
 /// A command without arguments whose answer is returned as it is.
@@ -186,6 +191,7 @@ macro_rules! commands {
 commands! {
     Cont "cont"
     InjectNmi "inject-nmi"
+    Negotiate "qmp_capabilities"
     PowerDown "system_powerdown"
     QueryBalloon "query-balloon"
     QueryBlock "query-block"
@@ -205,21 +211,27 @@ commands! {
 impl Qmp {
     /// Connects and leaves the negotiation behind.
     pub(super) async fn connect(socket: &Path) -> Result<(Self, Events), QmpError> {
-        let hand = Hand::default();
         let connect = async {
-            let (reader, stream) = UnixStream::connect(socket).await?.into_split();
-            let writer = Sender { stream, hand: Arc::clone(&hand) };
-            let reader = Bounded { reader, line_bytes: 0 };
-            QmpStreamTokio::open_split(reader, writer).await?.negotiate().await
+            let (reader, mut writer) = UnixStream::connect(socket).await?.into_split();
+            let mut messages = Messages::new(reader);
+            let QapiCapabilities { .. } = messages.expect().await?;
+            write(&mut writer, None, Negotiate {}).await?;
+            match messages.expect().await? {
+                QmpMessageAny::Response(answer) => answer.result()?,
+                QmpMessageAny::Event(_) => return Err(io::ErrorKind::InvalidData.into()),
+            };
+            Ok::<_, io::Error>((messages, writer))
         };
-        match tokio::time::timeout(GREETING_TIMEOUT, connect).await {
-            Ok(stream) => {
-                let (service, events) = stream?.into_parts();
-                let (turn, given_up) = (tokio::sync::Mutex::default(), CancellationToken::new());
-                Ok((Self { service, turn, hand, given_up }, events))
+        let (messages, writer) = match tokio::time::timeout(GREETING_TIMEOUT, connect).await {
+            Ok(connected) => connected?,
+            Err(_) => {
+                let (command, limit) = ("greeting", GREETING_TIMEOUT);
+                return Err(QmpError::Timeout { command, limit });
             }
-            Err(_) => Err(QmpError::Timeout { command: "greeting", limit: GREETING_TIMEOUT }),
-        }
+        };
+        let (asker, given_up) = (Asker::default(), CancellationToken::new());
+        let events = Events { messages, asker: Arc::clone(&asker), given_up: given_up.clone() };
+        Ok((Self { writer: tokio::sync::Mutex::new(writer), asker, given_up }, events))
     }
 
     /// Returns once the connection is of no use any more.
@@ -290,34 +302,34 @@ impl Qmp {
     where
         C: qapi::qmp::QmpCommand + qapi::Command<Ok = Value>,
     {
-        let _turn = tokio::time::timeout(limit, self.turn.lock()).await.ok()?;
+        let mut writer = tokio::time::timeout(limit, self.writer.lock()).await.ok()?;
+        let (asker, answer) = oneshot::channel();
+        *self.asker.lock() = Some(asker);
         if self.given_up.is_cancelled() {
             return Some(Err(QmpError::Io(io::ErrorKind::ConnectionAborted.into())));
         }
         // Dropped without an answer, also with the runtime.
         let unanswered = self.given_up.clone().drop_guard();
-        *self.hand.lock() = fd;
-        let answer = tokio::time::timeout(limit, self.service.execute(command)).await.ok()?;
-        // After an error of the connection the question still waits in it, and the next one would be
-        // taken for its double.
-        if !matches!(answer, Err(qapi::ExecuteError::Io(_))) {
-            unanswered.disarm();
-        }
-        Some(match answer {
-            Ok(value) => Ok(value),
-            Err(qapi::ExecuteError::Io(error)) => Err(QmpError::Io(error)),
-            Err(qapi::ExecuteError::Qapi(error)) => {
-                let not_found = error.class == qapi::ErrorClass::DeviceNotFound;
-                let reason = error.to_string();
-                Err(QmpError::Refused { command: C::NAME, reason, not_found })
+        let asked = async {
+            write(&mut writer, fd, command).await?;
+            answer.await.map_err(|_| io::Error::from(io::ErrorKind::UnexpectedEof))
+        };
+        Some(match tokio::time::timeout(limit, asked).await.ok()? {
+            Ok(answer) => {
+                unanswered.disarm();
+                answer.map_err(|error| {
+                    let not_found = error.class == qapi::ErrorClass::DeviceNotFound;
+                    let reason = error.to_string();
+                    QmpError::Refused { command: C::NAME, reason, not_found }
+                })
             }
+            Err(error) => Err(QmpError::Io(error)),
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use futures_util::StreamExt as _;
     use nix::sys::socket::{ControlMessageOwned, recvmsg};
     use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
     use tokio::net::UnixListener;
@@ -460,24 +472,55 @@ mod tests {
         assert_eq!(text, "from there", "and nobody else has it open");
     }
 
-    /// Reads what a hypervisor sends that repeats `byte` without end.
-    async fn read_all(byte: u8) -> io::Result<usize> {
-        let endless = tokio::io::repeat(byte).take(2 * MAX_MESSAGE_BYTES as u64);
-        let mut bounded = Bounded { reader: endless, line_bytes: 0 };
-        let (mut buffer, mut total) = (vec![0; 64 * 1024], 0);
-        loop {
-            match bounded.read(&mut buffer).await? {
-                0 => return Ok(total),
-                read => total += read,
-            }
-        }
-    }
-
     /// A hypervisor that was taken over must not fill the agent's memory.
     #[tokio::test]
     async fn a_message_without_end_ends_the_connection() {
-        let error = read_all(b'x').await.unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-        assert_eq!(read_all(b'\n').await.unwrap(), 2 * MAX_MESSAGE_BYTES);
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = tokio::spawn(async move {
+            let mut stream = listener.accept().await.unwrap().0;
+            let greeting = format!("{}\n{{\"return\": {{}}}}\n", GREETING.replace('\n', " "));
+            stream.write_all(greeting.as_bytes()).await.unwrap();
+            let mut line = vec![b'x'; MAX_MESSAGE_BYTES / 2];
+            line.push(b'\n');
+            for _ in 0..4 {
+                stream.write_all(&line).await.unwrap();
+            }
+            while stream.write_all(&line[..line.len() - 1]).await.is_ok() {}
+        });
+        let (qmp, mut events) = Qmp::connect(&socket).await.unwrap();
+        for turn in 0..5 {
+            let error = events.next().await.expect("not the end yet").unwrap_err().to_string();
+            assert_eq!(error.contains("max line length"), turn == 4, "{turn}: {error}");
+        }
+        assert!(events.next().await.is_none());
+        drop((qmp, events));
+        server.await.unwrap();
+    }
+
+    /// A node has a connection for each guest.
+    #[tokio::test]
+    async fn a_connection_keeps_little_memory_after_a_long_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let long = "x".repeat(100_000);
+        let event = r#"{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "STOP"}"#;
+        let greeting = GREETING.replace('\n', " ");
+        let text = format!(
+            "{greeting}\n{{\"return\": {{}}}}\n{{\"return\": \"{long}\"}}\n{event}\n{{\"ret"
+        );
+        let server = tokio::spawn(async move {
+            let mut stream = listener.accept().await.unwrap().0;
+            stream.write_all(text.as_bytes()).await.unwrap();
+            // Closed with something unread, a socket tells an error in place of its end.
+            assert_ne!(stream.read(&mut [0; 1024]).await.unwrap(), 0);
+        });
+        let (_qmp, mut events) = Qmp::connect(&socket).await.unwrap();
+        assert!(matches!(events.next().await, Some(Ok(Event::STOP { .. }))));
+        server.await.unwrap();
+        assert!(events.next().await.unwrap().is_err(), "cut in the middle");
+        assert!(events.messages.0.read_buffer().capacity() <= READ_BYTES);
     }
 }

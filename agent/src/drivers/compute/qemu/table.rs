@@ -371,7 +371,8 @@ impl GuestTable {
         sender: watch::Sender<Control>,
         exit: Option<ExitReceiver>,
     ) {
-        let watching = self.watch(vm, process, &sender);
+        // Pinned here: handed over by value its state would be held twice, for every guest.
+        let watching = std::pin::pin!(self.watch(vm, process, &sender));
         if self.closing.run_until_cancelled(watching).await.is_none() {
             return;
         }
