@@ -5,6 +5,8 @@
 //! that there is nothing to be rolled back: an undo removes the image, the packed file and the
 //! snapshot.
 
+mod manifest;
+
 use std::time::Duration;
 
 use muster_shared::ids::{ImageUuid, VmUuid};
@@ -16,6 +18,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use url::Url;
 
+use self::manifest::{boot_disk, boot_image};
 use super::container;
 use super::container_image::Archive;
 use super::machine::{self, failed, refuse};
@@ -25,26 +28,13 @@ use crate::drivers::DriverError;
 use crate::drivers::images::VolumeSource;
 use crate::drivers::images::manifest::Compression;
 use crate::drivers::images::pack::Packed;
-use crate::drivers::images::publish::{Publication, TASK_TAG};
+use crate::drivers::images::publish::Publication;
 use crate::drivers::storage::{self, Role};
-use crate::vm_record::disks::numbered;
-use crate::vms::{VmRecord, payload};
+use crate::vms::VmRecord;
 
 const OPERATION: &str = "create_image";
 const MACHINE_IMAGES: Queue =
     Queue { name: "machine_images", max_concurrent: 1, max_wait: Duration::from_secs(3600) };
-/// Members that an image has from the one that the VM was made from, unless it has its own.
-const INHERITED: &[&str] = &[
-    "type",
-    "os",
-    "requirements",
-    "cpu_type",
-    "users",
-    "billing_tags",
-    "traits",
-    "generate_passwords",
-    "inherited_directories",
-];
 
 /// The kind; parameters `uuid`, `compression` (`none`, `gzip`, `bzip2`, `xz` or `zstd`), `manifest`,
 /// `imgapi_url` (the agent's own repository without).
@@ -193,49 +183,6 @@ impl Make {
         ctx.note(&Notes { image, manifest, disk: 0, root_of: Some(origin), packed: None })
     }
 
-    /// What is published, but for what its file is.
-    fn manifest_of(
-        &self,
-        ctx: &TaskContext,
-        record: &VmRecord,
-        origin: Option<&Value>,
-        kind: &str,
-    ) -> Result<(ImageUuid, Value), TaskFailure> {
-        let mut manifest = self.manifest.clone();
-        let image: ImageUuid = match manifest.get("uuid").filter(|uuid| !uuid.is_null()) {
-            None => ctx.drivers.entropy.uuid().into(),
-            Some(uuid) => uuid
-                .as_str()
-                .and_then(|uuid| uuid.parse().ok())
-                .ok_or_else(|| TaskFailure::bad_param("manifest.uuid", "must be a UUID"))?,
-        };
-        for name in INHERITED {
-            if let Some(value) = origin.and_then(|origin| origin.get(*name)) {
-                manifest.entry(*name).or_insert_with(|| value.clone());
-            }
-        }
-        for name in ["disk_driver", "nic_driver"] {
-            if let Some(value) = record.text(name) {
-                manifest.entry(name).or_insert_with(|| json!(value));
-            }
-        }
-        manifest.entry("type").or_insert(json!(kind));
-        manifest.entry("os").or_insert(json!("linux"));
-        manifest.insert("v".to_owned(), json!(2));
-        manifest.insert("uuid".to_owned(), json!(image));
-        // A full image builds on nothing.
-        for name in ["origin", "state", "published_at", "image_size"] {
-            manifest.shift_remove(name);
-        }
-        match manifest.entry("tags").or_insert(json!({})) {
-            Value::Object(tags) => {
-                tags.insert(TASK_TAG.to_owned(), json!(ctx.task_id.as_str()));
-            }
-            _ => return Err(TaskFailure::bad_param("manifest.tags", "must be an object")),
-        }
-        Ok((image, Value::Object(manifest)))
-    }
-
     async fn snapshot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let disk = [ctx.notes::<Notes>()?.volume()];
         let name = snapshot_name(ctx);
@@ -333,97 +280,5 @@ pub(super) fn snapshot_name(ctx: &TaskContext) -> String {
     format!("imgadm-create-{}", &name[..16])
 }
 
-/// The number of the disk from which the VM boots, or of its first.
-fn boot_disk(record: &VmRecord) -> Option<u32> {
-    let disks = || {
-        numbered(record.list("disks"))
-            .filter(|(_, disk)| !disk.as_object().is_some_and(payload::is_cdrom))
-    };
-    let boots = disks().find(|(_, disk)| disk.get("boot") == Some(&json!(true)));
-    boots.or_else(|| disks().next()).map(|(number, _)| number)
-}
-
-/// What the VM was made from.
-fn boot_image(record: &VmRecord) -> Option<ImageUuid> {
-    let number = boot_disk(record)?;
-    let (_, disk) = numbered(record.list("disks")).find(|(own, _)| *own == number)?;
-    payload::image_of(disk)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::super::machine_change_tests::code;
-    use super::super::machine_tests::{Host, act, one_vm, uuid};
-    use super::*;
-
-    fn wanted(change: &Value) -> Value {
-        let mut params = Value::Object(MachineCreateImage.example());
-        params.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-        params
-    }
-
-    async fn stopped(host: &Host) -> std::sync::Arc<crate::node::Drivers> {
-        let drivers = one_vm(host).await;
-        act(host, &drivers, "machine_shutdown", json!({ "force": true })).await.unwrap();
-        drivers
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_stopped_vm_becomes_an_image_and_is_as_before() {
-        let host = Host::new();
-        let drivers = stopped(&host).await;
-        let before = host.content();
-        let manifest =
-            json!({ "name": "made", "version": "1", "uuid": uuid(), "tags": { "a": 1 } });
-        let made = act(
-            &host,
-            &drivers,
-            "machine_create_image",
-            wanted(&json!({
-                "manifest": manifest,
-            })),
-        )
-        .await
-        .unwrap();
-        assert_eq!(made["image_uuid"], json!(uuid()));
-        let published = &made["manifest"];
-        assert_eq!((&published["state"], &published["type"]), (&json!("active"), &json!("zvol")));
-        assert_eq!(
-            (&published["tags"]["a"], published["image_size"].as_u64().is_some()),
-            (&json!(1), true)
-        );
-        assert_eq!(host.content(), before);
-        assert_eq!(host.pool.packed_count(), 0);
-        assert!(host.pool.disks().values().all(|disk| disk.snapshots.is_empty()));
-        // Another task does not get its uuid.
-        let again = code(
-            &host,
-            &drivers,
-            "machine_create_image",
-            wanted(&json!({
-                "manifest": manifest,
-            })),
-        );
-        assert_eq!(again.await, "ImageUuidAlreadyExists");
-        assert_eq!((host.content(), host.pool.packed_count()), (before, 0));
-        assert!(host.pool.disks().values().all(|disk| disk.snapshots.is_empty()));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_can_not_be_done_is_refused_by_name() {
-        let host = Host::new();
-        let drivers = one_vm(&host).await;
-        let kind = "machine_create_image";
-        assert_eq!(code(&host, &drivers, kind, wanted(&json!({}))).await, "VmNotStopped");
-        for (change, wanted_code) in [
-            (json!({ "incremental": true }), "NotSupported"),
-            (json!({ "prepare_image_script": "#!/bin/sh" }), "NotSupported"),
-            (json!({ "compression": "rar" }), "InvalidParameters"),
-            (json!({ "manifest": 7 }), "InvalidParameters"),
-            (json!({ "imgapi_url": "ftp://x/" }), "InvalidParameters"),
-        ] {
-            let found = code(&host, &drivers, kind, wanted(&change)).await;
-            assert_eq!(found, wanted_code, "{change}");
-        }
-    }
-}
+mod tests;
