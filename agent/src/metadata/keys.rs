@@ -13,6 +13,9 @@ const OWN: &str = "sdc:";
 /// Ends the keys of passwords, which are internal.
 const PASSWORD: &str = "_pw";
 
+/// The internal key of the script that the operator has the guest run when it starts.
+pub const OPERATOR_SCRIPT: &str = "operator-script";
+
 /// A metadata property of the VM.
 const CUSTOMER: &str = "customer_metadata";
 const INTERNAL: &str = "internal_metadata";
@@ -96,6 +99,8 @@ impl View<'_> {
             "routes" => Some(routes(self.vm).to_string()),
             "server_uuid" => self.server.clone(),
             "datacenter_name" => self.datacenter.map(str::to_owned),
+            // What the operator has it run, under the name that guests of SmartOS ask for.
+            OPERATOR_SCRIPT => self.vm.properties.get(INTERNAL)?.get(name).map(shown),
             _ => None,
         }
     }
@@ -181,7 +186,9 @@ mod tests {
             "alias": "web", "resolvers": ["9.9.9.9"], "nics": [{ "mac": "02:00:00:00:00:01" }],
             "routes": { "10.1.0.0/16": "10.0.0.1", "10.2.0.0/16": "nics[0]" },
             "customer_metadata": { "color": "blue", "count": 3, "root_pw": "no", "op:x": "no" },
-            "internal_metadata": { "root_pw": "secret", "op:x": "y", "muster:hostfwd": "z" },
+            "internal_metadata": {
+                "root_pw": "secret", "op:x": "y", "muster:hostfwd": "z", "operator-script": "#!/bin/sh",
+            },
             "internal_metadata_namespaces": ["op"],
         }));
         for (key, wanted) in [
@@ -191,13 +198,14 @@ mod tests {
             ("op:x", "y"),
             ("sdc:alias", "web"),
             ("sdc:datacenter_name", "dc1"),
+            ("sdc:operator-script", "#!/bin/sh"),
             ("sdc:resolvers", r#"["9.9.9.9"]"#),
             ("sdc:nics", r#"[{"mac":"02:00:00:00:00:01"}]"#),
         ] {
             assert_eq!(get(&vm, key), value(wanted), "{key}");
         }
         assert_eq!(get(&vm, "sdc:uuid"), value(&vm.uuid.to_string()));
-        for absent in ["muster:hostfwd", "sdc:server_uuid", "sdc:x", "nothing"] {
+        for absent in ["muster:hostfwd", "operator-script", "sdc:server_uuid", "sdc:x", "nothing"] {
             assert_eq!(get(&vm, absent), Answer::NotFound, "{absent}");
         }
         let Answer::Success(Some(routes)) = get(&vm, "sdc:routes") else { panic!("routes") };
