@@ -1,16 +1,16 @@
 //! `machine_create_image`: publishes the boot disk of a VM that is stopped, or the files of a container, as
 //! an image.
 //!
-//! They are read from a snapshot that is taken for it. Nothing else of the VM is touched, so
-//! that there is nothing to be rolled back: an undo removes the image, the packed file and the
-//! snapshot.
+//! They are read from a snapshot that is taken for it. Without a prepare script nothing else of the VM
+//! is touched, so that there is nothing to be rolled back: an undo removes the image, the packed file
+//! and the snapshot. With one, see [`prepare`].
 
 mod manifest;
+mod prepare;
 
 use std::time::Duration;
 
 use muster_shared::ids::{ImageUuid, VmUuid};
-use muster_shared::lenient;
 use muster_shared::units::MIB;
 use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,7 @@ use sha2::{Digest as _, Sha256};
 use url::Url;
 
 use self::manifest::{boot_disk, boot_image};
+use self::prepare::Before;
 use super::container;
 use super::container_image::Archive;
 use super::machine::{self, failed, refuse};
@@ -37,13 +38,21 @@ const MACHINE_IMAGES: Queue =
     Queue { name: "machine_images", max_concurrent: 1, max_wait: Duration::from_secs(3600) };
 
 /// The kind; parameters `uuid`, `compression` (`none`, `gzip`, `bzip2`, `xz` or `zstd`), `manifest`,
-/// `imgapi_url` (the agent's own repository without).
+/// `imgapi_url` (the agent's own repository without), `prepare_image_script` (run by the guest before).
 #[derive(Debug)]
 pub struct MachineCreateImage;
 
 impl Handler for MachineCreateImage {
     fn kind(&self) -> Kind {
         Kind::mutate("machine_create_image", MACHINE_IMAGES, Duration::from_secs(3600))
+    }
+
+    fn deadline(&self, params: &Params) -> Duration {
+        let limit = self.kind().limit;
+        match prepare::script(params) {
+            Ok(Some(_)) => limit.saturating_add(prepare::TAKES),
+            Ok(None) | Err(_) => limit,
+        }
     }
 
     fn cancellable(&self) -> bool {
@@ -63,15 +72,11 @@ impl Handler for MachineCreateImage {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
-        for (name, needs) in
-            [("incremental", "incremental images"), ("prepare_image_script", "prepare scripts")]
-        {
-            let value = params.get(name).filter(|value| !value.is_null());
-            if value.is_some_and(|value| lenient::flag(value) != Some(false)) {
-                let text = format!("{name}: this agent has no {needs}");
-                return Err(refuse(Code::NotSupported, text));
-            }
+        if machine::flag(params, "incremental")? {
+            let text = "incremental: this agent has no incremental images";
+            return Err(refuse(Code::NotSupported, text));
         }
+        let script = prepare::script(params)?;
         let word = params.get("compression").and_then(Value::as_str).unwrap_or_default();
         let compression = compression(word).ok_or_else(|| {
             let problem = "must be none, gzip, bzip2, xz or zstd";
@@ -89,8 +94,10 @@ impl Handler for MachineCreateImage {
                 Some(usable.ok_or_else(|| TaskFailure::bad_param("imgapi_url", problem))?)
             }
         };
-        let job = Make { vm, word: word.to_owned(), compression, manifest, url };
-        Ok(Plan::of(vec![Lock::Vm(vm)], job, STEPS))
+        let prepares = script.is_some();
+        let job = Make { vm, word: word.to_owned(), compression, manifest, url, script };
+        let plan = Plan::of(vec![Lock::Vm(vm)], job, STEPS);
+        Ok(PREPARING.iter().fold(plan, |plan, step| plan.only_if(prepares, step)))
     }
 }
 
@@ -108,11 +115,19 @@ fn compression(word: &str) -> Option<Compression> {
 
 const STEPS: &[Row<Make>] = steps![
     ("check", 5, check),
+    ("stop", 7, stop, undo start),
+    ("pre_snap", 8, snapshot_before, undo drop_before),
+    ("prepare", 9, prepare, undo take_back),
     ("final_snap", 10, snapshot, undo drop_snapshot),
     ("send", 70, send, undo drop_packed),
     ("publish", 95, publish, undo withdraw),
-    ("cleanup", 100, cleanup),
+    ("cleanup", 97, cleanup),
+    ("restore", 98, restore),
+    ("forget", 99, forget_before),
+    ("start", 100, start_again),
 ];
+/// Those of them that are for a prepare script.
+const PREPARING: [&str; 6] = ["stop", "pre_snap", "prepare", "restore", "forget", "start"];
 
 #[derive(Debug)]
 struct Make {
@@ -121,6 +136,8 @@ struct Make {
     compression: Compression,
     manifest: Map<String, Value>,
     url: Option<Url>,
+    /// What the guest is to do before.
+    script: Option<String>,
 }
 
 /// Made before anything is.
@@ -135,6 +152,9 @@ struct Notes {
     root_of: Option<ImageUuid>,
     #[serde(default)]
     packed: Option<Packed>,
+    /// With a prepare script.
+    #[serde(default)]
+    before: Option<Before>,
 }
 
 impl Notes {
@@ -147,7 +167,8 @@ impl Make {
     async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         machine::usable(OPERATION, &record)?;
-        if machine::runs(ctx, self.vm).await? {
+        self.goes_on(ctx)?;
+        if self.script.is_none() && machine::runs(ctx, self.vm).await? {
             let text = format!("{OPERATION} error: VM {} is not stopped", self.vm);
             return Err(refuse(Code::VmNotStopped, text));
         }
@@ -168,7 +189,8 @@ impl Make {
         let (image, mut manifest) = self.manifest_of(ctx, &record, origin.as_ref(), "zvol")?;
         manifest["image_size"] = json!(disk.size_bytes.div_ceil(MIB));
         manifest["files"] = json!([{ "format": "raw" }]);
-        ctx.note(&Notes { image, manifest, disk: disk.index, root_of: None, packed: None })
+        let before = self.before(ctx, &record).await?;
+        ctx.note(&Notes { image, manifest, disk: disk.index, root_of: None, packed: None, before })
     }
 
     async fn check_container(
@@ -176,14 +198,24 @@ impl Make {
         ctx: &TaskContext,
         record: &VmRecord,
     ) -> Result<(), TaskFailure> {
+        if self.script.is_some() {
+            let text = format!(
+                "{OPERATION} error: prepare_image_script: VM {} is a container, which has no metadata \
+                 service to get a script from",
+                self.vm
+            );
+            return Err(refuse(Code::NotSupported, text));
+        }
         let origin = container::must_have_root(ctx, OPERATION, self.vm).await?;
         let made_from = container::installed(ctx, OPERATION, origin).await?.manifest;
         let (image, mut manifest) = self.manifest_of(ctx, record, Some(&made_from), "docker")?;
         manifest["files"] = json!([{ "format": "docker-archive" }]);
-        ctx.note(&Notes { image, manifest, disk: 0, root_of: Some(origin), packed: None })
+        let root_of = Some(origin);
+        ctx.note(&Notes { image, manifest, disk: 0, root_of, packed: None, before: None })
     }
 
     async fn snapshot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.goes_on(ctx)?;
         let disk = [ctx.notes::<Notes>()?.volume()];
         let name = snapshot_name(ctx);
         let taken = ctx.drivers.storage.create_snapshot(self.vm, &name, &disk).await;
@@ -199,6 +231,7 @@ impl Make {
     }
 
     async fn send(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.goes_on(ctx)?;
         let notes: Notes = ctx.notes()?;
         let storage = ctx.drivers.storage.as_ref();
         let progress = |percent: u8| ctx.progress(10 + percent / 10 * 6);
@@ -241,6 +274,7 @@ impl Make {
     }
 
     async fn publish(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.goes_on(ctx)?;
         let Notes { image, manifest, packed, .. } = ctx.notes()?;
         let packed = packed.ok_or_else(|| {
             TaskFailure::new(Code::InternalError, "the packed file of the image is not noted")
@@ -265,6 +299,7 @@ impl Make {
 
     /// The image is there, whatever becomes of this.
     async fn cleanup(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.goes_on(ctx)?;
         self.drop_packed(ctx).await?;
         self.drop_snapshot(ctx).await
     }

@@ -8,8 +8,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::machine;
+use super::snapshot::BEFORE_PREPARE;
 use super::steps::{Row, steps};
 use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure, snapshot};
@@ -36,7 +38,11 @@ impl Handler for MachineRollbackSnapshot {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
-        let name = snapshot::name(params)?;
+        let name = match params.get("snapshot_name").and_then(Value::as_str) {
+            // The agent's own, see [`Rollback::newer`].
+            Some(BEFORE_PREPARE) => BEFORE_PREPARE.to_owned(),
+            _ => snapshot::name(params)?,
+        };
         Ok(Plan::of(vec![Lock::Vm(vm)], Rollback { vm, name }, STEPS))
     }
 }
@@ -69,12 +75,20 @@ impl Rollback {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         let mended = VmRecord { rolling_back_to: None, ..record.clone() };
         machine::usable(OPERATION, &mended)?;
-        let place = record.snapshots.iter().position(|s| s.name == self.name && s.complete);
-        let place = place.ok_or_else(|| snapshot::not_found(OPERATION, self.vm, &self.name))?;
+        let newer = self.newer(&record);
+        let newer = newer.ok_or_else(|| snapshot::not_found(OPERATION, self.vm, &self.name))?;
         snapshot::on_every_disk(ctx, OPERATION, &record, &self.name).await?;
-        let newer = record.snapshots.iter().skip(place + 1).map(|known| known.name.clone());
-        let newer = newer.collect();
         ctx.note(&Notes { newer, was_running: machine::runs(ctx, self.vm).await? })
+    }
+
+    /// The snapshots that are newer; none if the VM has no such snapshot. That of a VM which prepared
+    /// itself for an image is there if the disks have to be brought back to it, and is the newest.
+    fn newer(&self, record: &VmRecord) -> Option<Vec<String>> {
+        if self.name == BEFORE_PREPARE {
+            return (record.rolling_back_to.as_deref() == Some(BEFORE_PREPARE)).then(Vec::new);
+        }
+        let place = record.snapshots.iter().position(|s| s.name == self.name && s.complete)?;
+        Some(record.snapshots.iter().skip(place + 1).map(|known| known.name.clone()).collect())
     }
 
     async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
@@ -113,6 +127,10 @@ impl Rollback {
             machine::describe_disks(record, &disks);
         };
         ctx.drivers.vms.update(self.vm, done).await?;
+        if self.name == BEFORE_PREPARE {
+            let removed = snapshot::remove(ctx, self.vm, &self.name).await;
+            removed.map_err(snapshot::in_words_of(OPERATION))?;
+        }
         Ok(())
     }
 

@@ -17,6 +17,8 @@ use crate::vms::VmRecord;
 const MAX_NAME_CHARS: usize = 64;
 /// Before a snapshot's name on disk, as in the reference.
 const PREFIX: &str = "vmsnap-";
+/// What a VM was before it prepared itself for an image. No client can name it so.
+pub(super) const BEFORE_PREPARE: &str = "@imgadm-create-pre-prepare";
 
 /// The parameters of an example.
 pub(super) fn example() -> Params {
@@ -38,9 +40,9 @@ pub(super) fn name(params: &Params) -> Result<String, TaskFailure> {
     }
 }
 
-/// The snapshot's name on disk.
+/// The snapshot's name on disk. That of a task's own begins with `@` and is as it is.
 pub(super) fn on_disk(name: &str) -> String {
-    format!("{PREFIX}{name}")
+    name.strip_prefix('@').map_or_else(|| format!("{PREFIX}{name}"), str::to_owned)
 }
 
 /// Takes the snapshot of every volume, unless every one has it. What an earlier attempt left on

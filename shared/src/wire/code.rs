@@ -169,6 +169,10 @@ codes! {
     PoolUnavailable = "PoolUnavailable",
     /// The request's condition does not hold.
     PreconditionFailed = "PreconditionFailed",
+    /// The script by which a VM prepares itself for an image never said that it runs.
+    PrepareImageDidNotRun = "PrepareImageDidNotRun",
+    /// That script failed, did not end, or did not shut the VM down.
+    PrepareImageError = "PrepareImageError",
     /// As many tasks wait as may.
     QueueFull = "QueueFull",
     /// The task waited too long for its turn.
@@ -263,6 +267,8 @@ impl Code {
             | Self::ImportInterrupted
             | Self::GuestAgentMissing
             | Self::GuestRefused
+            | Self::PrepareImageDidNotRun
+            | Self::PrepareImageError
             | Self::SnapshotHeld
             | Self::InvalidName
             | Self::InvalidProperty

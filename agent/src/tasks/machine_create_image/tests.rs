@@ -65,7 +65,8 @@ async fn what_can_not_be_done_is_refused_by_name() {
     assert_eq!(code(&host, &drivers, kind, wanted(&json!({}))).await, "VmNotStopped");
     for (change, wanted_code) in [
         (json!({ "incremental": true }), "NotSupported"),
-        (json!({ "prepare_image_script": "#!/bin/sh" }), "NotSupported"),
+        (json!({ "prepare_image_script": " " }), "InvalidParameters"),
+        (json!({ "prepare_image_script": 7 }), "InvalidParameters"),
         (json!({ "compression": "rar" }), "InvalidParameters"),
         (json!({ "manifest": 7 }), "InvalidParameters"),
         (json!({ "imgapi_url": "ftp://x/" }), "InvalidParameters"),
