@@ -146,7 +146,7 @@ static SCRIPTS: &[&dyn Handler] = &[
 
 /// A power cut at a step.
 #[derive(Debug)]
-struct CutAt(String);
+pub(super) struct CutAt(pub(super) String);
 
 impl Faults for CutAt {
     fn reached(&self, task: &str, step: &str, moment: Moment) -> bool {
@@ -155,19 +155,19 @@ impl Faults for CutAt {
 }
 
 /// The journal and host that survive; engines come and go on them.
-struct Node {
-    host: Host,
+pub(super) struct Node {
+    pub(super) host: Host,
     kv: Mutex<Arc<MemKv>>,
     handlers: &'static [&'static dyn Handler],
 }
 
 impl Node {
-    fn new(handlers: &'static [&'static dyn Handler]) -> Self {
+    pub(super) fn new(handlers: &'static [&'static dyn Handler]) -> Self {
         let kv = Mutex::new(Arc::new(MemKv::new(MemOptions::default())));
         Self { host: Host::new(), kv, handlers }
     }
 
-    async fn boot(&self, boot_id: &str, faults: Option<Arc<dyn Faults>>) -> Arc<Engine> {
+    pub(super) async fn boot(&self, boot_id: &str, faults: Option<Arc<dyn Faults>>) -> Arc<Engine> {
         let kv = self.kv.lock().clone();
         let engine = Engine::open(EngineParts {
             clock: self.host.clock.clone(),
@@ -186,19 +186,19 @@ impl Node {
         engine
     }
 
-    async fn start(&self) -> Arc<Engine> {
+    pub(super) async fn start(&self) -> Arc<Engine> {
         self.boot("boot-1", None).await
     }
 
     /// What was not acknowledged by the disk is gone; the old engine can do nothing more.
-    fn cut_power(&self) {
+    pub(super) fn cut_power(&self) {
         let mut kv = self.kv.lock();
         let survivor = kv.crash(&SeededEntropy::new(3));
         *kv = Arc::new(survivor);
     }
 }
 
-fn submission(id: &str, task: &str, params: Value) -> Submission {
+pub(super) fn submission(id: &str, task: &str, params: Value) -> Submission {
     let Value::Object(params) = params else { panic!("an object is needed") };
     Submission {
         id: id.parse().unwrap(),
@@ -217,7 +217,7 @@ fn task(id: &str) -> TaskId {
     id.parse().unwrap()
 }
 
-async fn ended(engine: &Arc<Engine>, id: &str) -> TaskResult {
+pub(super) async fn ended(engine: &Arc<Engine>, id: &str) -> TaskResult {
     assert!(engine.wait(&task(id), LONG).await, "{id} never ends");
     engine.result(&task(id)).await.unwrap_or_else(|| panic!("{id} has no result"))
 }
@@ -405,7 +405,7 @@ async fn run_kind(handler: &'static dyn Handler, point: Option<&str>) -> (Outcom
 }
 
 /// Kinds about a VM or an image need one.
-async fn prepare(node: &Node, kind: &str) {
+pub(super) async fn prepare(node: &Node, kind: &str) {
     if kind == "image_delete" {
         let ensure = image_ensure_present::ImageEnsurePresent.example();
         let engine = node.start().await;

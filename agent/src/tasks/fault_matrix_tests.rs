@@ -10,6 +10,7 @@ use muster_shared::wire::{Code, Outcome, TaskResult};
 use serde_json::{Value, json};
 
 use super::machine_container_tests::container_params;
+use super::machine_create_image::prepare_tests::{self, WORKS};
 use super::machine_import::MachineImport;
 use super::machine_tests::{
     CONTAINER_IMAGE, Host, IMAGE, create_params, engine, params, submission,
@@ -66,6 +67,8 @@ impl Node {
     async fn new(of: Of) -> Self {
         let host = of.host();
         let drivers = host.agent("boot-1").await;
+        // Guests that are given a script do what it says.
+        tokio::spawn(prepare_tests::guest(host.guests.clone(), drivers.clone(), WORKS));
         let engine = engine(drivers, Duration::from_secs(3600)).await;
         Self { of, host, engine, tasks: 0 }
     }
@@ -173,6 +176,12 @@ async fn matrix(of: Of, kind: &str, extra: Value) {
 async fn machine_update_of_a_guest_that_runs() {
     let nic = json!({ "nic_tag": "external", "mac": "02:00:00:00:00:77" });
     matrix(Of::HardwareVm, "machine_update", json!({ "add_nics": [nic] })).await;
+}
+
+/// The VM prepares itself first. Some of the faults come while it does, others while that is taken back.
+#[tokio::test(start_paused = true)]
+async fn machine_create_image_with_a_script() {
+    matrix(Of::HardwareVm, "machine_create_image", prepare_tests::wanted()).await;
 }
 
 macro_rules! kinds {

@@ -316,4 +316,6 @@ pub(super) fn snapshot_name(ctx: &TaskContext) -> String {
 }
 
 #[cfg(test)]
+pub(super) mod prepare_tests;
+#[cfg(test)]
 mod tests;

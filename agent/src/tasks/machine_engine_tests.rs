@@ -19,13 +19,13 @@ fn task(id: &str) -> TaskId {
 }
 
 /// A node with one VM, whose guest does not hear its power button.
-struct Node {
-    host: Host,
-    engine: Arc<Engine>,
+pub(super) struct Node {
+    pub(super) host: Host,
+    pub(super) engine: Arc<Engine>,
 }
 
 impl Node {
-    async fn new(ceiling: Duration) -> Self {
+    pub(super) async fn new(ceiling: Duration) -> Self {
         let host = Host::new();
         let drivers = one_vm(&host).await;
         host.guests.ignore_acpi(uuid());
@@ -33,11 +33,11 @@ impl Node {
         Self { host, engine }
     }
 
-    async fn submit(&self, id: &str, kind: &str, extra: Value) {
+    pub(super) async fn submit(&self, id: &str, kind: &str, extra: Value) {
         self.engine.submit(submission(&task(id), kind, params(extra))).await.unwrap();
     }
 
-    async fn ended(&self, id: &str) -> TaskResult {
+    pub(super) async fn ended(&self, id: &str) -> TaskResult {
         assert!(self.engine.wait(&task(id), LONG).await);
         self.engine.result(&task(id)).await.unwrap()
     }
