@@ -1,6 +1,7 @@
 //! The header of a qcow2 file, as far as this agent must know it: QEMU docs/interop/qcow2.txt.
 
 pub mod content;
+pub mod difference;
 
 /// Bytes that [`parse`] needs.
 pub const HEADER_BYTES: usize = 104;

@@ -1,4 +1,5 @@
-//! What a guest has on a qcow2 file, at one of its snapshots: QEMU docs/interop/qcow2.txt.
+//! What a guest has on a qcow2 file, at one of its snapshots, or as it is if nobody writes to it:
+//! QEMU docs/interop/qcow2.txt.
 //!
 //! A snapshot's tables and clusters stay as they are for as long as it exists, so that it can be
 //! read while its guest runs and writes.
@@ -12,8 +13,10 @@ use self::layer::{Layer, Mapping};
 
 /// Most that is read at a time, bytes.
 pub const MAX_PIECE_BYTES: usize = 512 * 1024;
-/// Files that may be based on one another.
-const MAX_DEPTH: usize = 32;
+/// Images that an image may build on, one on another.
+pub const MAX_ORIGINS: usize = 32;
+/// Files that may be based on one another: a disk, its image, and those that this builds on.
+const MAX_DEPTH: usize = MAX_ORIGINS + 2;
 /// Look-ups of one call: after so many the next call goes on.
 const MAX_LOOKUPS: usize = 100_000;
 
@@ -60,6 +63,17 @@ pub struct Piece {
     pub next: u64,
 }
 
+/// What a file itself holds, whatever it is based on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Own {
+    /// Where it belongs, bytes.
+    pub offset: u64,
+    /// How much it is, bytes.
+    pub length: u64,
+    /// What stands there; `None` when these are zeros.
+    pub data: Option<Vec<u8>>,
+}
+
 /// A file and those that it is based on, opened to be read.
 #[derive(Debug)]
 pub struct Content {
@@ -74,7 +88,18 @@ impl Content {
     /// # Errors
     /// [`ContentError`].
     pub async fn open(path: &Path, snapshot: &str) -> Result<Self, ContentError> {
-        let first = Layer::open(path, Some(snapshot)).await?;
+        Self::of(path, Layer::open(path, Some(snapshot)).await?).await
+    }
+
+    /// Opens a file as it is, also a raw one. Nobody may write to it meanwhile.
+    ///
+    /// # Errors
+    /// [`ContentError`].
+    pub async fn open_as_it_is(path: &Path) -> Result<Self, ContentError> {
+        Self::of(path, Layer::open(path, None).await?).await
+    }
+
+    async fn of(path: &Path, first: Layer) -> Result<Self, ContentError> {
         let size_bytes = first.size_bytes;
         let mut layers = vec![first];
         while let Some(base) = layers.last().and_then(|layer| layer.base.clone()) {
@@ -85,6 +110,42 @@ impl Content {
             layers.push(Layer::open(&base, None).await?);
         }
         Ok(Self { layers, size_bytes })
+    }
+
+    /// Virtual size, bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The first thing at or after `from` that the file itself holds, at most [`MAX_PIECE_BYTES`] of
+    /// data; `None` at its end.
+    ///
+    /// # Errors
+    /// [`ContentError`].
+    pub async fn own(&mut self, from: u64) -> Result<Option<Own>, ContentError> {
+        let size_bytes = self.size_bytes;
+        let Some(layer) = self.layers.first_mut() else { return Ok(None) };
+        let mut at = from;
+        while at < size_bytes {
+            let (mapping, span) = layer.look_up(at).await?;
+            let data = match mapping {
+                Mapping::Nothing => {
+                    at = at.saturating_add(span);
+                    continue;
+                }
+                Mapping::Zeros => None,
+                Mapping::At(_) | Mapping::Packed { .. } => {
+                    let length = usize::try_from(span).unwrap_or(usize::MAX).min(MAX_PIECE_BYTES);
+                    let mut data = vec![0; length];
+                    layer.read(&mapping, &mut data).await?;
+                    Some(data)
+                }
+            };
+            let read = data.as_ref().map(|data| u64::try_from(data.len()).unwrap_or(u64::MAX));
+            return Ok(Some(Own { offset: at, length: read.unwrap_or(span), data }));
+        }
+        Ok(None)
     }
 
     /// The first piece at or after `from` that may be more than zeros, at most

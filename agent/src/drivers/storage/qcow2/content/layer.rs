@@ -54,7 +54,9 @@ impl Layer {
             base: None,
             table: None,
         };
-        let file_bytes = layer.file.metadata().await.map_err(|error| failed(path, error))?.len();
+        // The metadata of a block device do not tell.
+        let file_bytes = layer.file.seek(SeekFrom::End(0)).await;
+        let file_bytes = file_bytes.map_err(|error| failed(path, error))?;
         let start = layer.take(0, FULL_HEADER_BYTES).await?;
         if let (None, Ok(None)) = (snapshot, parse(&start)) {
             layer.size_bytes = file_bytes;
