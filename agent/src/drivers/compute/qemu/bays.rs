@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -24,10 +25,14 @@ use super::qmp::{ANSWER_TIMEOUT, Qmp, QmpError};
 use super::{Qemu, drives, nics, throttle};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{GuestDisk, GuestDisks};
+use crate::drivers::storage::qcow2::content::MAX_ORIGINS;
 use crate::drivers::storage::{Disk, qcow2};
 
-/// Sets of descriptors are numbered; these are two for each disk.
-const FIRST_SET: u32 = 100;
+/// Sets of descriptors are numbered; so many are kept for each disk, its own file first.
+const FIRST_SET: u32 = 1000;
+const SETS: u32 = 64;
+/// Files that a disk may be based on, one on another: its image, and what that builds on.
+const MAX_BASES: usize = MAX_ORIGINS + 1;
 
 /// Takes the descriptor that comes with it.
 #[derive(Debug, Serialize)]
@@ -41,6 +46,9 @@ struct AddFd {
 struct RemoveFd {
     fdset_id: u32,
 }
+
+#[derive(Debug, Serialize)]
+struct QueryFdsets {}
 
 #[derive(Debug, Serialize)]
 struct QueryNodes {
@@ -74,21 +82,22 @@ macro_rules! commands {
 commands! {
     AddFd: "add-fd";
     RemoveFd: "remove-fd";
+    QueryFdsets: "query-fdsets";
     QueryNodes: "query-named-block-nodes";
     BlockdevAdd: "blockdev-add";
     BlockdevDel: "blockdev-del";
 }
 
-/// The files of a disk, open: its own, and the one that it is based on.
+/// The files of a disk, open: its own, and those that it is based on, one on another.
 pub(super) struct Files {
     own: OwnedFd,
-    base: Option<OwnedFd>,
+    bases: Vec<OwnedFd>,
 }
 
-/// The numbers of the two sets of a disk.
-fn sets(number: u32) -> [u32; 2] {
-    let first = FIRST_SET + 2 * number;
-    [first, first + 1]
+/// The numbers of the sets of a disk.
+fn sets(number: u32) -> Range<u32> {
+    let first = FIRST_SET + SETS * number;
+    first..first + SETS
 }
 
 /// How the hypervisor opens what is in a set.
@@ -124,18 +133,23 @@ async fn read(qmp: &Arc<Qmp>) -> Result<GuestDisks, QmpError> {
 /// Opens what the guest is to get.
 pub(super) async fn open(disk: &Disk) -> io::Result<Files> {
     let own = File::options().read(true).write(true).open(&disk.path).await?;
-    let base = match disk.format.as_str() {
+    let mut base = match disk.format.as_str() {
         "qcow2" => base_of(&disk.path).await?,
         _ => None,
     };
-    let base = match base {
-        Some(path) => Some(File::open(path).await?.into_std().await.into()),
-        None => None,
-    };
-    Ok(Files { own: own.into_std().await.into(), base })
+    let mut bases = Vec::new();
+    while let Some(path) = base {
+        if bases.len() >= MAX_BASES {
+            let text = format!("it is based on more than {MAX_BASES} files");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        bases.push(File::open(&path).await?.into_std().await.into());
+        base = base_of(&path).await?;
+    }
+    Ok(Files { own: own.into_std().await.into(), bases })
 }
 
-/// The file that a disk names as its base.
+/// The file that a disk, or an image, names as its base.
 async fn base_of(disk: &Path) -> io::Result<Option<PathBuf>> {
     let damaged = |error| io::Error::new(io::ErrorKind::InvalidData, error);
     let mut file = File::open(disk).await?;
@@ -151,7 +165,10 @@ async fn base_of(disk: &Path) -> io::Result<Option<PathBuf>> {
 
 /// Lets go of the descriptors: what the hypervisor opened of them stays open.
 async fn forget_files(qmp: &Arc<Qmp>, number: u32) -> Result<(), QmpError> {
-    for fdset_id in sets(number) {
+    let known = qmp.send(QueryFdsets {}, ANSWER_TIMEOUT).await?;
+    let known = known.as_array().into_iter().flatten();
+    let known = known.filter_map(|set| u32::try_from(set["fdset-id"].as_u64()?).ok());
+    for fdset_id in known.filter(|set| sets(number).contains(set)) {
         match qmp.send(RemoveFd { fdset_id }, ANSWER_TIMEOUT).await {
             // There is none, as ever.
             Ok(_) | Err(QmpError::Refused { .. }) => {}
@@ -189,15 +206,12 @@ pub(super) async fn add_node(
     described: &Value,
     files: Files,
 ) -> Result<(), QmpError> {
-    let [own, base] = sets(disk.index);
-    qmp.hand_over(files.own, AddFd { fdset_id: own }, ANSWER_TIMEOUT).await?;
-    let node = match files.base {
-        Some(fd) => {
-            qmp.hand_over(fd, AddFd { fdset_id: base }, ANSWER_TIMEOUT).await?;
-            drives::node_on_base(disk, described, &path_of(own), &path_of(base))
-        }
-        None => drives::node(disk, described, &path_of(own)),
-    };
+    let mut paths = Vec::new();
+    for (fd, fdset_id) in std::iter::once(files.own).chain(files.bases).zip(sets(disk.index)) {
+        qmp.hand_over(fd, AddFd { fdset_id }, ANSWER_TIMEOUT).await?;
+        paths.push(path_of(fdset_id));
+    }
+    let node = drives::node_on_bases(disk, described, &paths);
     qmp.send(BlockdevAdd(node), ANSWER_TIMEOUT).await.map(drop)
 }
 

@@ -1,7 +1,7 @@
 //! A guest's disks as the hypervisor has them, whether it starts with them or they are plugged in later:
 //! both ways paravirtual ones are the same devices in the same bays. Pure.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
@@ -91,13 +91,24 @@ pub(super) fn protocol(path: &Path) -> &'static str {
     if storage::is_device(path) { "host_device" } else { "file" }
 }
 
-/// The same of a disk on a base, which is only read.
-pub(super) fn node_on_base(disk: &Disk, described: &Value, file: &Path, base: &Path) -> Value {
-    let mut node = node(disk, described, file);
-    node["backing"] = json!({
-        "driver": "qcow2", "read-only": true,
-        "file": { "driver": "file", "filename": base, "read-only": true },
+/// The same of a disk and of what it is based on, one on another, which is only read. The first file
+/// is the disk's own.
+pub(super) fn node_on_bases(disk: &Disk, described: &Value, files: &[PathBuf]) -> Value {
+    let Some((own, bases)) = files.split_first() else { return Value::Null };
+    let mut node = node(disk, described, own);
+    let base = bases.iter().rev().fold(None, |below: Option<Value>, base| {
+        let mut node = json!({
+            "driver": "qcow2", "read-only": true,
+            "file": { "driver": "file", "filename": base, "read-only": true },
+        });
+        if let Some(below) = below {
+            node["backing"] = below;
+        }
+        Some(node)
     });
+    if let Some(base) = base {
+        node["backing"] = base;
+    }
     node
 }
 
@@ -161,7 +172,11 @@ mod tests {
             (&opened["driver"], &opened["file"]["driver"]),
             (&json!("raw"), &json!("host_device"))
         );
-        let node = node_on_base(&disk, &described, Path::new("/dev/fdset/4"), Path::new("/x"));
+        let files = ["/dev/fdset/4", "/x", "/y"].map(PathBuf::from);
+        let node = node_on_bases(&disk, &described, &files);
+        assert_eq!(node["backing"]["backing"]["file"]["filename"], "/y");
+        assert_eq!(node["backing"]["backing"].get("backing"), None);
+        assert_eq!(node_on_bases(&disk, &described, &files[..1]).get("backing"), None);
         assert_eq!(node["file"]["filename"], "/dev/fdset/4");
         assert_eq!((&node["discard"], &node["node-name"]), (&json!("ignore"), &json!("disk2")));
         assert_eq!(node["backing"]["file"]["read-only"], true);
