@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod conformance;
 mod container;
+mod difference;
 mod download;
 mod file;
 pub mod manifest;

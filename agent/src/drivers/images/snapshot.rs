@@ -14,9 +14,7 @@ pub struct VolumeSource<'a> {
     vm: VmUuid,
     volume: Role,
     snapshot: String,
-    at: u64,
-    /// What was read and not given yet, the last first.
-    ready: Vec<DiskBytes>,
+    stretch: Stretch,
     progress: &'a (dyn Fn(u8) + Send + Sync),
 }
 
@@ -29,7 +27,7 @@ impl<'a> VolumeSource<'a> {
         snapshot: String,
         progress: &'a (dyn Fn(u8) + Send + Sync),
     ) -> Self {
-        Self { storage, vm, volume, snapshot, at: 0, ready: Vec::new(), progress }
+        Self { storage, vm, volume, snapshot, stretch: Stretch::default(), progress }
     }
 }
 
@@ -37,27 +35,52 @@ impl<'a> VolumeSource<'a> {
 impl DiskSource for VolumeSource<'_> {
     async fn next(&mut self) -> Result<Option<DiskBytes>, DriverError> {
         loop {
-            if let Some(bytes) = self.ready.pop() {
+            if let Some(bytes) = self.stretch.take() {
                 return Ok(Some(bytes));
             }
-            let (vm, at) = (self.vm, self.at);
+            let (vm, at) = (self.vm, self.stretch.at);
             let piece = self.storage.read_snapshot(vm, self.volume, &self.snapshot, at).await?;
-            let SnapshotPiece { size_bytes, offset, data, next } = piece;
-            if at >= size_bytes {
+            let size_bytes = piece.size_bytes;
+            if !self.stretch.add(piece)? {
                 return Ok(None);
             }
-            let end = offset.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
-            if offset < at || end > next || next <= at {
-                return Err(DriverError::failed("read a disk", "its pieces are not in order"));
-            }
-            let zeros = |count: u64| (count > 0).then_some(DiskBytes::Zeros(count));
-            let data = (!data.is_empty()).then_some(DiskBytes::Data(data));
-            self.ready.extend(zeros(next - end));
-            self.ready.extend(data);
-            self.ready.extend(zeros(offset - at));
-            self.at = next;
-            let percent = self.at.saturating_mul(100) / size_bytes.max(1);
+            let percent = self.stretch.at.saturating_mul(100) / size_bytes.max(1);
             (self.progress)(u8::try_from(percent).unwrap_or(100));
         }
+    }
+}
+
+/// Pieces between which there are zeros, as a stretch without gaps.
+#[derive(Debug, Default)]
+pub(super) struct Stretch {
+    /// Where the next piece begins at the earliest, bytes.
+    pub(super) at: u64,
+    /// What was read and not given yet, the last first.
+    ready: Vec<DiskBytes>,
+}
+
+impl Stretch {
+    pub(super) fn take(&mut self) -> Option<DiskBytes> {
+        self.ready.pop()
+    }
+
+    /// Adds the piece at `at`; false at the end.
+    pub(super) fn add(&mut self, piece: SnapshotPiece) -> Result<bool, DriverError> {
+        let SnapshotPiece { size_bytes, offset, data, next } = piece;
+        let at = self.at;
+        if at >= size_bytes {
+            return Ok(false);
+        }
+        let end = offset.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
+        if offset < at || end > next || next <= at {
+            return Err(DriverError::failed("read a disk", "its pieces are not in order"));
+        }
+        let zeros = |count: u64| (count > 0).then_some(DiskBytes::Zeros(count));
+        let data = (!data.is_empty()).then_some(DiskBytes::Data(data));
+        self.ready.extend(zeros(next - end));
+        self.ready.extend(data);
+        self.ready.extend(zeros(offset - at));
+        self.at = next;
+        Ok(true)
     }
 }
