@@ -133,6 +133,8 @@ codes! {
     JournalFull = "JournalFull",
     /// A frame that is not understood.
     Malformed = "Malformed",
+    /// The new image would build on more others, one on another, than it may.
+    MaxOriginDepth = "MaxOriginDepth",
     /// The path is known, but not with this method.
     MethodNotAllowed = "MethodNotAllowedError",
     /// A server has the NIC tag in use.
@@ -157,6 +159,10 @@ codes! {
     NotRunning = "ENOTRUNNING",
     /// This agent has nothing to do it with.
     NotSupported = "NotSupported",
+    /// The image of which the difference is wanted lacks what that is taken from.
+    OriginHasNoFinalSnapshot = "OriginHasNoFinalSnapshot",
+    /// The image of which the difference is wanted is not on the server.
+    OriginNotInstalled = "OriginNotInstalled",
     /// There is a package of this name or uuid.
     PackageExists = "PackageExists",
     /// The path in the container is no directory.
@@ -223,6 +229,8 @@ codes! {
     UploadError = "UploadError",
     /// There is a VM of this uuid.
     VmExists = "VmExists",
+    /// The VM was made from no image, so that there is nothing to take the difference from.
+    VmHasNoOrigin = "VmHasNoOrigin",
     /// The VM is protected from destruction.
     VmIndestructible = "VmIndestructible",
     /// No such VM.
@@ -252,9 +260,11 @@ impl Code {
             Self::VmNotFound
             | Self::DatasetNotFound
             | Self::SnapshotNotFound
+            | Self::OriginNotInstalled
             | Self::ImageNotInstalled => StatusCode::NOT_FOUND,
             Self::VmNotRunning
             | Self::VmExists
+            | Self::VmHasNoOrigin
             | Self::VmIndestructible
             | Self::StaleTicket
             | Self::DatasetExists
@@ -267,6 +277,8 @@ impl Code {
             | Self::ImportInterrupted
             | Self::GuestAgentMissing
             | Self::GuestRefused
+            | Self::MaxOriginDepth
+            | Self::OriginHasNoFinalSnapshot
             | Self::PrepareImageDidNotRun
             | Self::PrepareImageError
             | Self::SnapshotHeld

@@ -274,7 +274,7 @@ mod tests {
     fn check(compression: Compression, format: Format, there_bytes: u64, needed: u64) {
         let expected = Expected { size_bytes: 100, sha1: None, sha256: None };
         let disk_bytes = Some(1000);
-        let file = ImageFile { expected, compression, format, disk_bytes };
+        let file = ImageFile { expected, compression, format, origin: None, disk_bytes };
         assert_eq!(needed_bytes(&file, there_bytes), needed, "{file:?}");
         let unsaid = ImageFile { disk_bytes: None, ..file };
         assert!(needed_bytes(&unsaid, there_bytes) <= needed, "{unsaid:?}");

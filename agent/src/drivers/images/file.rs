@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
 use muster_shared::ids::{ImageUuid, TaskId};
+use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +23,7 @@ use url::Url;
 
 use super::download::Download;
 use super::manifest::{Compression, Format, ImageFile};
+use super::origins::Told;
 use super::pack::{self, DiskSource, Packed};
 use super::publish::Publication;
 use super::repository::Repository;
@@ -29,7 +31,7 @@ use super::turns::Turns;
 use super::unpack::{self, Work};
 use super::{
     ContainerImage, Credentials, ImageUsage, Images, Installed, ROOT_FORMAT, RuntimeConfig,
-    manifest, oci, usage,
+    difference, manifest, oci, origins, usage,
 };
 use crate::drivers::storage::{IMAGES, Storage, qcow2};
 use crate::drivers::{DriverError, files};
@@ -67,6 +69,15 @@ pub struct FileImages {
     exec: SharedExec,
     turns: Turns,
     scratches: AtomicU64,
+}
+
+/// What becomes of the file of an image that builds on another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Over {
+    /// It lies over the file of that one.
+    Origin,
+    /// It is for somebody else, who has that one.
+    Nothing,
 }
 
 /// `<uuid>.json`.
@@ -162,6 +173,15 @@ impl FileImages {
         parsed.map(Some).map_err(|e| DriverError::failed(format!("read {}", path.display()), e))
     }
 
+    /// What is said of an image here, or else in its repository.
+    pub(super) async fn manifest(&self, image: ImageUuid) -> Result<Value, DriverError> {
+        match self.record(image).await? {
+            Some(record) => Ok(record.manifest),
+            None => self.repository.manifest(image).await.map(|(manifest, _)| manifest),
+        }
+    }
+
+    /// Fetches what the image builds on, and then the image.
     async fn fetch(
         &self,
         image: ImageUuid,
@@ -169,6 +189,45 @@ impl FileImages {
         cancelled: &CancellationToken,
     ) -> Result<(), DriverError> {
         let (manifest, source) = self.repository.manifest(image).await?;
+        manifest::parse(image, &manifest)?;
+        let manifest_of = |other| -> Told<'_> { Box::pin(self.manifest(other)) };
+        let origins = origins::chain(image, &manifest, &manifest_of).await?;
+        for origin in origins.into_iter().rev() {
+            let there = async { self.record(origin).await.map(|record| record.is_some()) };
+            let fetch = Box::pin(async {
+                let found = self.repository.manifest(origin).await?;
+                self.fetch_one(origin, found, Over::Origin, &|_| (), cancelled).await
+            });
+            self.turns.ensure(origin, cancelled, there, fetch).await?;
+        }
+        let found = (manifest, source);
+        Box::pin(self.fetch_one(image, found, Over::Origin, progress, cancelled)).await
+    }
+
+    /// As [`Images::ensure`]; of an image that builds on another one the file alone, which is none of a
+    /// disk.
+    pub(super) async fn ensure_apart(
+        &self,
+        image: ImageUuid,
+        progress: &(dyn Fn(u8) + Send + Sync),
+        cancelled: &CancellationToken,
+    ) -> Result<(), DriverError> {
+        let there = async { self.record(image).await.map(|record| record.is_some()) };
+        let fetch = Box::pin(async {
+            let found = self.repository.manifest(image).await?;
+            self.fetch_one(image, found, Over::Nothing, progress, cancelled).await
+        });
+        self.turns.ensure(image, cancelled, there, fetch).await
+    }
+
+    async fn fetch_one(
+        &self,
+        image: ImageUuid,
+        (manifest, source): (Value, usize),
+        over: Over,
+        progress: &(dyn Fn(u8) + Send + Sync),
+        cancelled: &CancellationToken,
+    ) -> Result<(), DriverError> {
         let file = manifest::parse(image, &manifest)?;
         let work = self.work(image);
         progress(0);
@@ -186,21 +245,29 @@ impl FileImages {
         download.run().await?;
         drop(download);
         let unfinished = Unfinished(&work);
-        let made = match file.format {
-            Format::Container => self.make_root(image, &file, &work, progress, cancelled).await,
-            _ => self.make_disk(image, &file, &work, cancelled).await,
-        };
-        if made.is_err() {
-            // What was verified and can't be used won't get better; a full disk needs the space.
-            discard(&work).await?;
+        // On the heap, as everything that waits for a turn within another one: it is large.
+        let install = Box::pin(async {
+            let made = match file.format {
+                Format::Container => self.make_root(image, &file, &work, progress, cancelled).await,
+                _ => self.make_disk(image, &file, &work, over, cancelled).await,
+            };
+            if made.is_err() {
+                // What was verified and can't be used won't get better; a full disk needs the space.
+                discard(&work).await?;
+            }
+            let (container, installed_at) = (made?, Some(self.clock.wall()));
+            let source = self.source_names.get(source).cloned().unwrap_or_default();
+            let zpool = self.pool.clone();
+            let record = Record { manifest, zpool, source, installed_at, container };
+            let record = serde_json::to_vec(&record).expect("a manifest has only string keys");
+            files::write(&self.record_path(image), &record).await
+        });
+        match file.origin.filter(|_| over == Over::Origin) {
+            // Its origin does not go until the record says that it is needed.
+            Some(origin) => self.turns.wait(origin, install).await?,
+            None => install.await?,
         }
-        let container = made?;
         drop(unfinished);
-        let source = self.source_names.get(source).cloned().unwrap_or_default();
-        let installed_at = Some(self.clock.wall());
-        let record = Record { manifest, zpool: self.pool.clone(), source, installed_at, container };
-        let record = serde_json::to_vec(&record).expect("a manifest has only string keys");
-        files::write(&self.record_path(image), &record).await?;
         discard(&work).await?;
         progress(100);
         tracing::info!(image_uuid = %image, "image installed");
@@ -212,10 +279,20 @@ impl FileImages {
         image: ImageUuid,
         file: &ImageFile,
         work: &Work,
+        over: Over,
         cancelled: &CancellationToken,
     ) -> Result<Option<Container>, DriverError> {
         let made = unpack::unpack(image, file, work, &self.exec, cancelled).await?;
-        files::rename(&made, &self.path(image)).await?;
+        let path = self.path(image);
+        files::rename(&made, &path).await?;
+        if let Some(origin) = file.origin.filter(|_| over == Over::Origin) {
+            if self.record(origin).await?.is_none() {
+                let text = format!("image {origin}, on which image {image} builds, was removed");
+                return Err(DriverError::refused(Code::ImageNotInstalled, text));
+            }
+            // Under its name: as long as it has another one, it is to be what was downloaded.
+            unpack::lay_over(&path, &self.path(origin), &self.exec, cancelled).await?;
+        }
         Ok(None)
     }
 
@@ -241,6 +318,17 @@ impl FileImages {
         unpacked.folder.keep();
         let (runtime, size_bytes) = (unpacked.runtime, unpacked.size_bytes);
         Ok(Some(Container { runtime, size_bytes }))
+    }
+
+    /// From what the origin holds, however it is kept.
+    pub(super) async fn pack_what_differs(
+        &self,
+        task: &TaskId,
+        compression: Compression,
+        origin: &mut dyn DiskSource,
+        disk: &mut dyn DiskSource,
+    ) -> Result<Packed, DriverError> {
+        difference::pack(&pack::path(&self.folder, task), compression, origin, disk).await
     }
 
     /// Where a root folder is while it is made or removed, each time another one: an attempt that was
@@ -349,7 +437,7 @@ impl Images for FileImages {
         cancelled: &CancellationToken,
     ) -> Result<(), DriverError> {
         let there = async { self.record(image).await.map(|record| record.is_some()) };
-        let fetch = self.fetch(image, progress, cancelled);
+        let fetch = Box::pin(self.fetch(image, progress, cancelled));
         self.turns.ensure(image, cancelled, there, fetch).await
     }
 
@@ -370,6 +458,17 @@ impl Images for FileImages {
         pack::pack(&pack::path(&self.folder, task), compression, disk).await
     }
 
+    async fn pack_difference(
+        &self,
+        task: &TaskId,
+        compression: Compression,
+        origin: ImageUuid,
+        disk: &mut dyn DiskSource,
+    ) -> Result<Packed, DriverError> {
+        let mut origin = difference::ContentSource::open(&self.origin(origin).await?.path).await?;
+        self.pack_what_differs(task, compression, &mut origin, disk).await
+    }
+
     async fn publish(&self, task: &TaskId, what: &Publication) -> Result<Value, DriverError> {
         self.repository.publish(task, what, &pack::path(&self.folder, task)).await
     }
@@ -384,7 +483,9 @@ impl Images for FileImages {
     }
 
     async fn drop_packed(&self, task: &TaskId) -> Result<(), DriverError> {
-        files::remove(&pack::path(&self.folder, task)).await
+        let packed = pack::path(&self.folder, task);
+        files::remove(&files::temporary(&packed)).await?;
+        files::remove(&packed).await
     }
 
     async fn remove(&self, image: ImageUuid) -> Result<(), DriverError> {

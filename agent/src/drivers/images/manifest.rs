@@ -65,6 +65,8 @@ pub struct ImageFile {
     pub compression: Compression,
     /// What it is then.
     pub format: Format,
+    /// The image of which it holds only the difference.
+    pub origin: Option<ImageUuid>,
     /// Size of the disk that it holds, bytes; that of its unpacked content if that is raw.
     pub disk_bytes: Option<u64>,
 }
@@ -73,7 +75,7 @@ pub struct ImageFile {
 ///
 /// # Errors
 /// `ImageNotActive`; `InvalidManifest`: it names another image, or no file with size and
-/// checksum; `NotSupported`: incremental images and formats that this agent can't install.
+/// checksum; `NotSupported`: formats that this agent can't install.
 pub fn parse(image: ImageUuid, manifest: &Value) -> Result<ImageFile, DriverError> {
     super::check_active(image, manifest)?;
     let invalid = |problem: String| {
@@ -85,9 +87,6 @@ pub fn parse(image: ImageUuid, manifest: &Value) -> Result<ImageFile, DriverErro
     let named = manifest.get("uuid").and_then(Value::as_str).unwrap_or_default();
     if !named.eq_ignore_ascii_case(&image.to_string()) {
         return Err(invalid(format!("it names image {named:?}")));
-    }
-    if manifest.get("origin").is_some_and(|origin| !origin.is_null()) {
-        return Err(unsupported("an image that is based on another one (origin)".to_owned()));
     }
     let files = manifest.get("files").and_then(Value::as_array);
     let file = match files.map(Vec::as_slice) {
@@ -122,9 +121,25 @@ pub fn parse(image: ImageUuid, manifest: &Value) -> Result<ImageFile, DriverErro
         Some("qcow2") => Format::Qcow2,
         Some(other) => return Err(unsupported(format!("format {other:?}"))),
     };
+    let names_origin = manifest.get("origin").is_some_and(|origin| !origin.is_null());
+    let origin = super::origin_of(manifest);
+    let format = match (origin, format) {
+        (None, _) if names_origin => return Err(invalid("its origin is no UUID".to_owned())),
+        (Some(origin), _) if origin == image => {
+            return Err(invalid("it is its own origin".to_owned()));
+        }
+        (None, format) => format,
+        // The disk's bytes alone can't say which of them are the origin's; and what ZFS sends fits only
+        // a snapshot that was received.
+        (Some(_), Format::Unknown | Format::Qcow2) => Format::Qcow2,
+        (Some(_), Format::Raw | Format::Container) => {
+            let what = "a file that is no qcow2 of an image that builds on another one (origin)";
+            return Err(unsupported(what.to_owned()));
+        }
+    };
     let disk_mib = manifest.get("image_size").and_then(Value::as_u64);
     let disk_bytes = disk_mib.and_then(|mib| mib.checked_mul(MIB));
-    Ok(ImageFile { expected, compression, format, disk_bytes })
+    Ok(ImageFile { expected, compression, format, origin, disk_bytes })
 }
 
 #[cfg(test)]
@@ -162,9 +177,19 @@ mod tests {
             expected,
             compression: Compression::Xz,
             format: Format::Qcow2,
+            origin: None,
             disk_bytes: None,
         };
         assert_eq!(file, whole);
+    }
+
+    #[test]
+    fn a_difference_is_a_qcow2_file() {
+        let origin = "11020304-0506-4708-890a-0b0c0d0e0f10";
+        let mut manifest = manifest(|m| m["origin"] = json!(origin));
+        manifest["files"][0].as_object_mut().unwrap().remove("format");
+        let file = parse(image(), &manifest).unwrap();
+        assert_eq!((file.format, file.origin), (Format::Qcow2, origin.parse().ok()));
     }
 
     #[test]
@@ -193,7 +218,14 @@ mod tests {
         check_refused("InvalidManifest", |m| m["files"] = json!([]));
         check_refused("InvalidManifest", |m| m["files"] = json!([{ "size": 10 }]));
         check_refused("InvalidManifest", |m| m["files"] = json!([{ "sha1": "ab" }]));
-        check_refused("NotSupported", |m| m["origin"] = json!(image()));
+        check_refused("InvalidManifest", |m| m["origin"] = json!(image()));
+        check_refused("InvalidManifest", |m| m["origin"] = json!("other"));
+        for format in ["raw", "docker-archive", "zfs"] {
+            check_refused("NotSupported", |m| {
+                m["origin"] = json!("11020304-0506-4708-890a-0b0c0d0e0f10");
+                m["files"][0]["format"] = json!(format);
+            });
+        }
         check_refused("NotSupported", |m| m["files"][0]["compression"] = json!("lzma"));
         check_refused("NotSupported", |m| m["files"][0]["format"] = json!("vmdk"));
         check_refused("InvalidManifest", |m| *m = json!("text"));

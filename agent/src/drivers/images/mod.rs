@@ -8,6 +8,7 @@ mod download;
 mod file;
 pub mod manifest;
 mod oci;
+pub mod origins;
 pub mod pack;
 pub mod publish;
 mod removal;
@@ -105,7 +106,7 @@ pub trait Images: fmt::Debug + Send + Sync + 'static {
     /// The host could not be read.
     async fn container(&self, image: ImageUuid) -> Result<Option<ContainerImage>, DriverError>;
 
-    /// Fetches the image unless it is here: manifest, file (resuming an earlier attempt), size and
+    /// Fetches the image unless it is here, after those that it builds on: manifest, file (resuming an earlier attempt), size and
     /// checksum, conversion, rename. One fetch per image at a time. `progress` gets 0 to 100.
     ///
     /// # Errors
@@ -141,6 +142,27 @@ pub trait Images: fmt::Debug + Send + Sync + 'static {
         compression: Compression,
         disk: &mut dyn DiskSource,
     ) -> Result<Packed, DriverError>;
+
+    /// Packs what differs between an image and a disk, as [`Images::pack`] does a disk. Of what the two
+    /// have in common nothing is packed.
+    ///
+    /// # Errors
+    /// As there; as [`Images::origin`].
+    async fn pack_difference(
+        &self,
+        task: &TaskId,
+        compression: Compression,
+        origin: ImageUuid,
+        disk: &mut dyn DiskSource,
+    ) -> Result<Packed, DriverError>;
+
+    /// An image that others are to build on.
+    ///
+    /// # Errors
+    /// `OriginNotInstalled`; `OriginHasNoFinalSnapshot` in a pool of ZFS; the host could not be read.
+    async fn origin(&self, image: ImageUuid) -> Result<Installed, DriverError> {
+        self.get(image).await?.ok_or_else(|| origins::not_installed(image))
+    }
 
     /// Publishes an image with the file that the task packed; returns its manifest, as the repository
     /// has it. May be repeated.

@@ -1,6 +1,7 @@
 //! Taking images of the file driver away. The record goes first: from then on the image is not
 //! here, and what a crash leaves of it is removed at the next start.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use muster_shared::error_chain::Chain;
@@ -75,9 +76,20 @@ impl FileImages {
                 return Ok(());
             }
         };
+        let mut origins = BTreeSet::new();
+        for other in self.recorded().await? {
+            match self.record(other).await {
+                Ok(record) => origins.extend(record.and_then(|it| origin_of(&it.manifest))),
+                Err(error) => {
+                    tracing::warn!(error = %Chain(&error), "what is left of old images stays");
+                    return Ok(());
+                }
+            }
+        }
         for (image, path) in leftovers {
-            if bases.contains_key(&image) {
-                tracing::warn!(path = %path.display(), "disks need an image that has no record");
+            if bases.contains_key(&image) || origins.contains(&image) {
+                let path = path.display();
+                tracing::warn!(%path, "disks or images need an image that has no record");
                 continue;
             }
             tracing::info!(path = %path.display(), "removing what is left of an image");

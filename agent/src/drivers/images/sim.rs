@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::manifest::Compression;
+use super::origins::{self, Told};
 use super::pack::{DiskBytes, DiskSource, Packed};
 use super::publish::{Publication, TASK_TAG};
 use super::{ContainerImage, ImageUsage, Images, Installed, RuntimeConfig};
@@ -78,6 +79,20 @@ impl SimImages {
         };
         let found = self.faults.call("images.manifest", manifest).await?;
         super::check_active(image, &found.manifest)?;
+        let manifest_of = |other| -> Told<'_> {
+            let told = self.repository.image(other).map(|image| image.manifest);
+            let told = told.ok_or_else(|| super::not_found(other, ""));
+            Box::pin(async { told })
+        };
+        let origins = origins::chain(image, &found.manifest, &manifest_of).await?;
+        for origin in origins.into_iter().rev() {
+            let Some(content) = self.repository.image(origin) else { continue };
+            if !self.pool.images().contains_key(&origin) {
+                let now = self.clock.wall();
+                let install = || self.pool.install_at(origin, content, now);
+                self.faults.call("images.install", install).await?;
+            }
+        }
         progress(0);
         self.faults.call("images.fetch", || Ok(())).await?;
         progress(50);
@@ -163,6 +178,17 @@ impl Images for SimImages {
             Ok(Packed { size_bytes, sha256: hex::encode(hash.finalize()) })
         };
         self.faults.call("images.pack", pack).await
+    }
+
+    async fn pack_difference(
+        &self,
+        task: &TaskId,
+        compression: Compression,
+        origin: ImageUuid,
+        disk: &mut dyn DiskSource,
+    ) -> Result<Packed, DriverError> {
+        self.origin(origin).await?;
+        self.pack(task, compression, disk).await
     }
 
     async fn publish(&self, task: &TaskId, what: &Publication) -> Result<Value, DriverError> {

@@ -22,6 +22,11 @@ const MAX_UNPACKED_BYTES: u64 = 1 << 40;
 /// Converting writes the whole image; slower than this is a broken disk.
 const CONVERT_TIMEOUT: Duration = Duration::from_secs(3600);
 
+/// Only a header is written.
+const LAY_OVER_TIMEOUT: Duration = Duration::from_secs(60);
+/// In the first record of what `zfs send` writes.
+const ZFS_STREAM_MAGIC: u64 = 0x2_F5ba_cbac;
+
 /// Files that belong to an install under way.
 #[derive(Clone, Debug)]
 pub(super) struct Work {
@@ -61,6 +66,11 @@ pub(super) async fn unpack(
     if start.is_empty() {
         return Err(invalid(image, "it is empty"));
     }
+    if file.format == Format::Unknown && is_zfs_stream(&start) {
+        let text =
+            format!("image {image}: a ZFS stream is not supported, only disks as qcow2 or raw");
+        return Err(DriverError::refused(Code::NotSupported, text));
+    }
     let header = match file.format {
         Format::Raw | Format::Container => None,
         Format::Qcow2 | Format::Unknown => {
@@ -87,6 +97,32 @@ pub(super) async fn unpack(
             files::sync_file(&work.converted).await?;
             Ok(work.converted.clone())
         }
+    }
+}
+
+/// Whether a file begins as `zfs send` does, on a machine of either order of bytes.
+fn is_zfs_stream(start: &[u8]) -> bool {
+    let magic = start.get(8..16).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes);
+    magic.is_some_and(|magic| [magic, magic.swap_bytes()].contains(&ZFS_STREAM_MAGIC))
+}
+
+/// Makes a file that holds a difference one over the image's origin, which lies beside it; durable
+/// when it returns.
+pub(super) async fn lay_over(
+    file: &Path,
+    origin: &Path,
+    exec: &SharedExec,
+    cancelled: &CancellationToken,
+) -> Result<(), DriverError> {
+    // Relative to the file, so that the data folder can be moved as a whole.
+    let origin = origin.file_name().unwrap_or(origin.as_os_str()).to_string_lossy().into_owned();
+    let file_text = file.display().to_string();
+    let argv = ["qemu-img", "rebase", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b"];
+    let argv = argv.into_iter().chain([origin.as_str(), &file_text]);
+    let ran = exec.run(&Command::new(argv, LAY_OVER_TIMEOUT), cancelled).await;
+    match ran.and_then(|output| output.checked("qemu-img rebase")) {
+        Ok(_) => files::sync_file(file).await,
+        Err(error) => Err(DriverError::failed(format!("lay {file_text} over {origin}"), error)),
     }
 }
 

@@ -5,7 +5,7 @@
 //! into a file system under another name, which is renamed once it has its snapshot. The record with the manifest is
 //! written last and removed first: an image that has one is whole.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -21,13 +21,16 @@ use url::Url;
 
 use super::file::{FileImages, Record};
 use super::manifest::Compression;
+use super::origins::Told;
 use super::pack::{DiskSource, Packed};
 use super::publish::Publication;
 use super::turns::Turns;
 use super::usage::{USED, modified_at, touch};
-use super::{ContainerImage, ImageUsage, Images, Installed, ROOT_FORMAT, origin_of};
+use super::{
+    ContainerImage, ImageUsage, Images, Installed, ROOT_FORMAT, difference, origin_of, origins,
+};
 use crate::drivers::storage::zfs::{
-    Devices, IMAGE, Mounts, Names, Owner, Pool, Row, Source, unmounted,
+    Access, Device, Devices, IMAGE, Mounts, Names, Owner, Pool, Row, Source, unmounted,
 };
 use crate::drivers::storage::{Dependents, Storage};
 use crate::drivers::trees::{self, Measure};
@@ -127,6 +130,32 @@ impl ZfsImages {
         self.config.shown.join(image.to_string())
     }
 
+    async fn manifest(&self, image: ImageUuid) -> Result<Value, DriverError> {
+        match self.record(image).await? {
+            Some(record) => Ok(record.manifest),
+            None => self.fetched.manifest(image).await,
+        }
+    }
+
+    /// Installs what the image builds on, and then the image.
+    async fn install_all(
+        &self,
+        image: ImageUuid,
+        progress: &(dyn Fn(u8) + Send + Sync),
+        cancelled: &CancellationToken,
+    ) -> Result<(), DriverError> {
+        // Whatever its own record says: that may be damaged.
+        let manifest = self.fetched.manifest(image).await?;
+        let manifest_of = |other| -> Told<'_> { Box::pin(self.manifest(other)) };
+        let origins = origins::chain(image, &manifest, &manifest_of).await?;
+        for origin in origins.into_iter().rev() {
+            let there = async { self.get(origin).await.map(|installed| installed.is_some()) };
+            let install = Box::pin(self.install(origin, &|_| (), cancelled));
+            self.turns.ensure(origin, cancelled, there, install).await?;
+        }
+        Box::pin(self.install(image, progress, cancelled)).await
+    }
+
     async fn install(
         &self,
         image: ImageUuid,
@@ -137,7 +166,7 @@ impl ZfsImages {
             let share = u16::from(percent) * FETCH_PERCENT / 100;
             progress(u8::try_from(share).unwrap_or(percent));
         };
-        self.fetched.ensure(image, &share, cancelled).await?;
+        self.fetched.ensure_apart(image, &share, cancelled).await?;
         let gone = || DriverError::failed(format!("install image {image}"), "its file is gone");
         let file = self.fetched.get(image).await?.ok_or_else(gone)?;
         if self.dataset(image).await?.is_none() {
@@ -163,11 +192,22 @@ impl ZfsImages {
     ) -> Result<(), DriverError> {
         let (partial, name) = (self.names.partial_image(image), self.names.image(image));
         self.remove_left(image).await?;
-        let properties = self.stamp(image);
         let size_bytes = file.size_bytes.next_multiple_of(ALIGNMENT_BYTES);
-        self.pool.create_volume(&partial, size_bytes, properties).await?;
-        let content = Source { path: &file.path, format: &file.format };
-        let filled = self.devices.fill(&partial, content, cancelled).await;
+        let filled = match origin_of(&file.manifest) {
+            None => {
+                self.pool.create_volume(&partial, size_bytes, self.stamp(image)).await?;
+                let content = Source { path: &file.path, format: &file.format };
+                self.devices.fill(&partial, content, cancelled).await
+            }
+            Some(origin) => {
+                let make = async {
+                    self.clone_of(origin, image, size_bytes).await?;
+                    self.apply(&partial, &file.path).await
+                };
+                let made = cancelled.run_until_cancelled(make).await;
+                made.unwrap_or_else(|| Err(super::cancelled(image)))
+            }
+        };
         if filled.is_err() {
             self.pool.remove(&partial).await?;
         }
@@ -175,6 +215,42 @@ impl ZfsImages {
         self.pool.snapshot(&[Names::final_of(&partial)]).await?;
         self.pool.rename(&partial, &name).await?;
         self.devices.wait(&name).await
+    }
+
+    /// What becomes an image, as its origin is. As long as it is there the origin stays.
+    async fn clone_of(
+        &self,
+        origin: ImageUuid,
+        image: ImageUuid,
+        size_bytes: u64,
+    ) -> Result<(), DriverError> {
+        let (partial, snapshot) =
+            (self.names.partial_image(image), self.names.final_snapshot(origin));
+        let cloned = self.turns.wait(origin, async {
+            let Some(found) = self.dataset(origin).await?.filter(Row::is_volume) else {
+                let text =
+                    format!("image {origin}, on which image {image} builds, is no disk here");
+                return Err(DriverError::refused(Code::ImageNotInstalled, text));
+            };
+            self.pool.clone_of(&snapshot, &partial, self.stamp(image)).await?;
+            Ok(found.number("volsize").unwrap_or(0))
+        });
+        if cloned.await? < size_bytes {
+            let size = Properties::from([("volsize".to_owned(), size_bytes.to_string())]);
+            self.pool.set(&partial, size).await?;
+        }
+        Ok(())
+    }
+
+    async fn apply(&self, volume: &str, file: &Path) -> Result<(), DriverError> {
+        self.devices.wait(volume).await?;
+        let device = self.open(volume, Access::Write).await?;
+        difference::apply(file, device.as_ref()).await
+    }
+
+    async fn open(&self, volume: &str, access: Access) -> Result<Arc<dyn Device>, DriverError> {
+        let opened = self.devices.open(volume, access).await?;
+        opened.ok_or_else(|| DriverError::failed(format!("open {volume}"), "its device is gone"))
     }
 
     fn stamp(&self, image: ImageUuid) -> Properties {
@@ -324,7 +400,7 @@ impl Images for ZfsImages {
         cancelled: &CancellationToken,
     ) -> Result<(), DriverError> {
         let there = async { self.get(image).await.map(|installed| installed.is_some()) };
-        let install = self.install(image, progress, cancelled);
+        let install = Box::pin(self.install_all(image, progress, cancelled));
         self.turns.ensure(image, cancelled, there, install).await
     }
 
@@ -350,6 +426,28 @@ impl Images for ZfsImages {
         disk: &mut dyn DiskSource,
     ) -> Result<Packed, DriverError> {
         self.fetched.pack(task, compression, disk).await
+    }
+
+    async fn pack_difference(
+        &self,
+        task: &TaskId,
+        compression: Compression,
+        origin: ImageUuid,
+        disk: &mut dyn DiskSource,
+    ) -> Result<Packed, DriverError> {
+        self.origin(origin).await?;
+        // Nobody writes to an image: it is as its snapshot is.
+        let device = self.open(&self.names.image(origin), Access::Read).await?;
+        let mut origin = difference::DeviceSource::new(device);
+        self.fetched.pack_what_differs(task, compression, &mut origin, disk).await
+    }
+
+    async fn origin(&self, image: ImageUuid) -> Result<Installed, DriverError> {
+        match (self.get(image).await?, self.record(image).await?) {
+            (Some(installed), _) => Ok(installed),
+            (None, Some(_)) => Err(origins::no_final_snapshot(image)),
+            (None, None) => Err(origins::not_installed(image)),
+        }
     }
 
     async fn publish(&self, task: &TaskId, what: &Publication) -> Result<Value, DriverError> {
