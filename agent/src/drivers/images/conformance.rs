@@ -25,13 +25,13 @@ use crate::drivers::storage::{
 use crate::drivers::zfs::sim::{SimPools, SimZfs};
 use crate::drivers::zfs::{Properties, Zfs};
 
-const OTHER: &str = "ffffffff-0506-4708-890a-0b0c0d0e0f10";
+pub(super) const OTHER: &str = "ffffffff-0506-4708-890a-0b0c0d0e0f10";
 
-fn other() -> ImageUuid {
+pub(super) fn other() -> ImageUuid {
     OTHER.parse().unwrap()
 }
 
-fn task(name: &str) -> TaskId {
+pub(super) fn task(name: &str) -> TaskId {
     name.parse().unwrap()
 }
 
@@ -126,7 +126,10 @@ async fn the_file_driver_conforms() {
 }
 
 /// A node with a simulated pool: its storage and its images.
-async fn with_a_pool(node: &Node, faults: &Faults) -> (Arc<ZfsStorage>, ZfsImages, SimPools) {
+pub(super) async fn with_a_pool(
+    node: &Node,
+    faults: &Faults,
+) -> (Arc<ZfsStorage>, ZfsImages, SimPools) {
     let pools = SimPools::new("zones");
     let zfs = Arc::new(SimZfs::new(pools.clone(), faults.clone()));
     let devices = Arc::new(SimDevices::new(pools.clone()));

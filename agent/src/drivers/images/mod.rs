@@ -6,6 +6,8 @@ mod container;
 mod difference;
 mod download;
 mod file;
+#[cfg(test)]
+mod incremental_tests;
 pub mod manifest;
 mod oci;
 pub mod origins;

@@ -102,8 +102,9 @@ impl Node {
             }],
         });
         change(&mut manifest);
-        self.server.put(&format!("/images/{IMAGE}"), manifest.to_string());
-        self.server.put(&format!("/images/{IMAGE}/file"), content);
+        let uuid = manifest["uuid"].as_str().unwrap().to_owned();
+        self.server.put(&format!("/images/{uuid}"), manifest.to_string());
+        self.server.put(&format!("/images/{uuid}/file"), content);
     }
 
     async fn ensure(&self) -> Result<(), DriverError> {
@@ -144,7 +145,7 @@ async fn qemu_img(arguments: &[&str]) {
     output.checked("qemu-img").unwrap();
 }
 
-async fn convert_back(qcow2: &Path) -> Vec<u8> {
+pub(super) async fn convert_back(qcow2: &Path) -> Vec<u8> {
     let raw = tempfile::NamedTempFile::new().unwrap();
     let (from, to) = (qcow2.to_str().unwrap(), raw.path().to_str().unwrap());
     qemu_img(&["convert", "-f", "qcow2", "-O", "raw", from, to]).await;
