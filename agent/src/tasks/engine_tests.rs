@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::machine_tests::Host;
+use super::machine_tests::{Host, IMAGE};
 use super::record::{Origin, State};
 use super::registry::{Faults, Moment, Registry};
 use super::{
@@ -366,26 +366,43 @@ async fn every_kind_survives_a_cut_at_each_of_its_points() {
     let journaled = |h: &&&dyn Handler| h.kind().class == Class::Mutate && h.lacks().is_none();
     for handler in HANDLERS.iter().filter(journaled) {
         let kind = handler.kind().name;
-        let expected = run_kind(*handler, None).await;
         let points = Registry::new(HANDLERS).fault_points(Some(kind));
         assert!(!points.is_empty(), "{kind} has no fault points");
-        for point in points {
-            let got = run_kind(*handler, Some(&point)).await;
-            if ONCE.contains(&kind) && got.1 == "Interrupted" {
-                continue;
+        for wanted in variants(*handler) {
+            let expected = run_kind(*handler, &wanted, None).await;
+            for point in &points {
+                let got = run_kind(*handler, &wanted, Some(point)).await;
+                if ONCE.contains(&kind) && got.1 == "Interrupted" {
+                    continue;
+                }
+                assert_eq!(got, expected, "{point}");
             }
-            assert_eq!(got, expected, "{point}");
         }
     }
 }
 
-/// Runs a kind's example, cut at `point`; returns how it ended and what the host then holds.
-async fn run_kind(handler: &'static dyn Handler, point: Option<&str>) -> (Outcome, String, String) {
+/// A kind's example, and other parameters with which the same steps do something else.
+fn variants(handler: &dyn Handler) -> Vec<Params> {
+    let mut variants = vec![handler.example()];
+    if handler.kind().name == "machine_create_image" {
+        let mut incremental = handler.example();
+        incremental.insert("incremental".to_owned(), json!(true));
+        variants.push(incremental);
+    }
+    variants
+}
+
+/// Runs a kind, cut at `point`; returns how it ended and what the host then holds.
+async fn run_kind(
+    handler: &'static dyn Handler,
+    wanted: &Params,
+    point: Option<&str>,
+) -> (Outcome, String, String) {
     let node = Node::new(HANDLERS);
     prepare(&node, handler.kind().name).await;
     let faults = point.map(|point| -> Arc<dyn Faults> { Arc::new(CutAt(point.to_owned())) });
     let mut engine = node.boot("boot-1", faults).await;
-    let wanted = submission("kind", handler.kind().name, Value::Object(handler.example()));
+    let wanted = submission("kind", handler.kind().name, Value::Object(wanted.clone()));
     engine.submit(wanted.clone()).await.unwrap();
     if let Some(point) = point {
         let ended = engine.wait(&task("kind"), Duration::from_secs(1000)).await;
@@ -424,7 +441,10 @@ pub(super) async fn prepare(node: &Node, kind: &str) {
     }
     let engine = node.start().await;
     let makes = if kind == "machine_import_end" { "machine_import" } else { "machine_create" };
-    let create = HANDLERS.iter().find(|h| h.kind().name == makes).unwrap().example();
+    let mut create = HANDLERS.iter().find(|h| h.kind().name == makes).unwrap().example();
+    if kind == "machine_create_image" {
+        create.insert("disks".to_owned(), json!([{ "image_uuid": IMAGE, "size": 64 }]));
+    }
     engine.submit(submission("vm", makes, Value::Object(create))).await.unwrap();
     assert_eq!(ended(&engine, "vm").await.status, Outcome::Complete);
     let first = match kind {

@@ -184,6 +184,13 @@ async fn machine_create_image_with_a_script() {
     matrix(Of::HardwareVm, "machine_create_image", prepare_tests::wanted()).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn machine_create_image_of_what_differs() {
+    let manifest = json!({ "name": "a", "version": "1" });
+    let extra = json!({ "compression": "gzip", "manifest": manifest, "incremental": true });
+    matrix(Of::HardwareVm, "machine_create_image", extra).await;
+}
+
 macro_rules! kinds {
     ($($kind:ident: $extra:tt;)+) => {
         $(

@@ -6,6 +6,7 @@
 //! and the snapshot. With one, see [`prepare`].
 
 mod manifest;
+mod origin;
 mod prepare;
 
 use std::time::Duration;
@@ -38,7 +39,8 @@ const MACHINE_IMAGES: Queue =
     Queue { name: "machine_images", max_concurrent: 1, max_wait: Duration::from_secs(3600) };
 
 /// The kind; parameters `uuid`, `compression` (`none`, `gzip`, `bzip2`, `xz` or `zstd`), `manifest`,
-/// `imgapi_url` (the agent's own repository without), `prepare_image_script` (run by the guest before).
+/// `imgapi_url` (the agent's own repository without), `prepare_image_script` (run by the guest before),
+/// `incremental` (only what differs from the image that the VM was made from), `max_origin_depth`.
 #[derive(Debug)]
 pub struct MachineCreateImage;
 
@@ -72,10 +74,8 @@ impl Handler for MachineCreateImage {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
-        if machine::flag(params, "incremental")? {
-            let text = "incremental: this agent has no incremental images";
-            return Err(refuse(Code::NotSupported, text));
-        }
+        let deepest = origin::deepest(params)?;
+        let incremental = machine::flag(params, "incremental")?.then_some(deepest);
         let script = prepare::script(params)?;
         let word = params.get("compression").and_then(Value::as_str).unwrap_or_default();
         let compression = compression(word).ok_or_else(|| {
@@ -95,7 +95,8 @@ impl Handler for MachineCreateImage {
             }
         };
         let prepares = script.is_some();
-        let job = Make { vm, word: word.to_owned(), compression, manifest, url, script };
+        let job =
+            Make { vm, word: word.to_owned(), compression, manifest, url, script, incremental };
         let plan = Plan::of(vec![Lock::Vm(vm)], job, STEPS);
         Ok(PREPARING.iter().fold(plan, |plan, step| plan.only_if(prepares, step)))
     }
@@ -138,6 +139,8 @@ struct Make {
     url: Option<Url>,
     /// What the guest is to do before.
     script: Option<String>,
+    /// Only the difference is wanted, of an image that builds on at most so many others.
+    incremental: Option<usize>,
 }
 
 /// Made before anything is.
@@ -150,6 +153,9 @@ struct Notes {
     /// What a container was made from.
     #[serde(default)]
     root_of: Option<ImageUuid>,
+    /// Of which only the difference is packed.
+    #[serde(default)]
+    origin: Option<ImageUuid>,
     #[serde(default)]
     packed: Option<Packed>,
     /// With a prepare script.
@@ -189,8 +195,14 @@ impl Make {
         let (image, mut manifest) = self.manifest_of(ctx, &record, origin.as_ref(), "zvol")?;
         manifest["image_size"] = json!(disk.size_bytes.div_ceil(MIB));
         manifest["files"] = json!([{ "format": "raw" }]);
+        let origin = self.origin(ctx, &record).await?;
+        if let Some(origin) = origin {
+            manifest["origin"] = json!(origin);
+            manifest["files"] = json!([{ "format": "qcow2" }]);
+        }
         let before = self.before(ctx, &record).await?;
-        ctx.note(&Notes { image, manifest, disk: disk.index, root_of: None, packed: None, before })
+        let (disk, root_of, packed) = (disk.index, None, None);
+        ctx.note(&Notes { image, manifest, disk, root_of, origin, packed, before })
     }
 
     async fn check_container(
@@ -198,12 +210,13 @@ impl Make {
         ctx: &TaskContext,
         record: &VmRecord,
     ) -> Result<(), TaskFailure> {
-        if self.script.is_some() {
-            let text = format!(
-                "{OPERATION} error: prepare_image_script: VM {} is a container, which has no metadata \
-                 service to get a script from",
-                self.vm
-            );
+        let problem = match (&self.script, self.incremental) {
+            (Some(_), _) => Some("prepare_image_script: no metadata service gives it a script"),
+            (None, Some(_)) => Some("incremental: of its files there are only whole images"),
+            (None, None) => None,
+        };
+        if let Some(problem) = problem {
+            let text = format!("{OPERATION} error: VM {} is a container. {problem}", self.vm);
             return Err(refuse(Code::NotSupported, text));
         }
         let origin = container::must_have_root(ctx, OPERATION, self.vm).await?;
@@ -211,7 +224,8 @@ impl Make {
         let (image, mut manifest) = self.manifest_of(ctx, record, Some(&made_from), "docker")?;
         manifest["files"] = json!([{ "format": "docker-archive" }]);
         let root_of = Some(origin);
-        ctx.note(&Notes { image, manifest, disk: 0, root_of, packed: None, before: None })
+        let (origin, packed, before) = (None, None, None);
+        ctx.note(&Notes { image, manifest, disk: 0, root_of, origin, packed, before })
     }
 
     async fn snapshot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
@@ -239,9 +253,13 @@ impl Make {
         let mut disk = VolumeSource::new(storage, self.vm, volume, name, &progress);
         let packing = async {
             let images = &ctx.drivers.images;
-            match notes.root_of {
-                None => images.pack(&ctx.task_id, self.compression, &mut disk).await,
-                Some(origin) => {
+            match (notes.root_of, notes.origin) {
+                (None, None) => images.pack(&ctx.task_id, self.compression, &mut disk).await,
+                (None, Some(origin)) => {
+                    let (task, how) = (&ctx.task_id, self.compression);
+                    images.pack_difference(task, how, origin, &mut disk).await
+                }
+                (Some(origin), _) => {
                     let mut archive = self.archive(ctx, origin, &mut disk).await?;
                     images.pack(&ctx.task_id, self.compression, &mut archive).await
                 }
