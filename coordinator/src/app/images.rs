@@ -61,6 +61,14 @@ pub enum ImageError {
     /// The image is active, so its file stays what it is.
     #[error("image {0} is active, its file can't be replaced")]
     Active(ImageUuid),
+    /// Another image holds only what differs from it.
+    #[error("image {image} is the origin of image {dependent}")]
+    HasDependents {
+        /// The image.
+        image: ImageUuid,
+        /// One that builds on it.
+        dependent: ImageUuid,
+    },
     /// The manifest is not one.
     #[error("the manifest is not valid")]
     Manifest(#[source] BadManifest),
@@ -207,6 +215,11 @@ fn store_error(image: ImageUuid, source: StoreError) -> ImageError {
     }
 }
 
+fn builds_on(manifest: &Manifest, origin: ImageUuid) -> bool {
+    let named = manifest.others.get("origin").and_then(|named| named.as_str());
+    named.and_then(|named| named.to_ascii_lowercase().parse().ok()) == Some(origin)
+}
+
 /// The image repository; see the module.
 #[derive(Debug)]
 pub struct Images {
@@ -313,9 +326,13 @@ impl Images {
     /// Removes an image and its file.
     ///
     /// # Errors
-    /// [`ImageError::NotFound`], [`ImageError::Changed`], or a failure of the store.
+    /// [`ImageError::NotFound`], [`ImageError::Changed`], [`ImageError::HasDependents`], or a failure
+    /// of the store.
     pub async fn delete(&self, image: ImageUuid, expected: &Expected) -> Result<(), ImageError> {
         let image = self.expected(image, expected).await?;
+        if let Some(dependent) = self.dependent(image.uuid).await? {
+            return Err(ImageError::HasDependents { image: image.uuid, dependent });
+        }
         let write = IMAGES.delete(image.uuid, Expect::At(image.revision));
         let deleted = self.ctx.parts.store.commit(vec![write]).await;
         deleted.map_err(|source| store_error(image.uuid, source))?;
@@ -323,6 +340,22 @@ impl Images {
             self.drop_blob(blob).await;
         }
         Ok(())
+    }
+
+    /// An image that builds on this one, if there is any.
+    async fn dependent(&self, origin: ImageUuid) -> Result<Option<ImageUuid>, ImageError> {
+        let mut after: Option<String> = None;
+        loop {
+            let page = IMAGES.page(&self.ctx, after.as_deref(), MAX_PAGE).await?;
+            let mut others = page.records.into_iter().map(|(_, held)| held.value.manifest);
+            if let Some(found) = others.find(|it| builds_on(it, origin)) {
+                return Ok(Some(found.uuid));
+            }
+            match page.next {
+                Some(next) => after = Some(next),
+                None => return Ok(None),
+            }
+        }
     }
 
     /// An image's file.

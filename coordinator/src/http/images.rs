@@ -107,6 +107,7 @@ impl From<ImageError> for ApiError {
             ImageError::NoFile(_) => conflict(Code::NoActivationNoFile),
             ImageError::Exists(_) => conflict(Code::ImageUuidAlreadyExists),
             ImageError::Active(_) => conflict(Code::ImageFilesImmutable),
+            ImageError::HasDependents { .. } => conflict(Code::ImageHasDependentClones),
             ImageError::Manifest(bad) => Self::invalid(bad.field, bad.problem),
             ImageError::Checksum { kind, .. } => Self::invalid(kind, message),
             ImageError::Empty => Self::invalid("file", message),
