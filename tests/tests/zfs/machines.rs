@@ -144,6 +144,59 @@ async fn machine_on_volumes_becomes_an_image_and_a_file() {
     }
 }
 
+/// The manifest of the image of this name.
+async fn image(node: &Node, name: &str) -> Value {
+    let found = node.system.run(&format!("muster image get {name} -o json")).await;
+    serde_json::from_str(&found).expect("JSON")
+}
+
+/// The volume of an image.
+fn volume(image: &Value) -> String {
+    format!("zones/{}", image["uuid"].as_str().expect("a uuid"))
+}
+
+/// Only what differs from its origin is in an image. It becomes a clone of the origin's volume, also when
+/// both have gone from the node, and the origin has another snapshot now.
+#[tokio::test]
+async fn machine_on_volumes_becomes_an_image_of_what_differs() {
+    let node = node().await;
+    let system = &node.system;
+    let vm = node.create("one", "button", &json!({})).await;
+    act(&node, "POST", &vm, "/stop", &json!({ "force": true })).await;
+    write(&node, &device(&vm), "a").await;
+    try_run(&node, "muster image create --name less --version 1 --incremental one").await;
+    let (whole, less) = (image(&node, "button").await, image(&node, "less").await);
+    assert_eq!(less["origin"], whole["uuid"], "{less:#}");
+    act(&node, "DELETE", &vm, "", &json!({})).await;
+    assert_eq!(left_of(&node, &vm).await, "");
+    let images = format!("/servers/{}/images", node.server);
+    let first = property(system, &format!("{}@final", volume(&whole)), "guid").await;
+    let path = format!("{images}/{}", whole["uuid"].as_str().expect("a uuid"));
+    node.complete(&node.api("DELETE", &path, &json!({})).await).await;
+
+    let copy = node.create("two", "less", &json!({})).await;
+    assert_ne!(property(system, &format!("{}@final", volume(&whole)), "guid").await, first);
+    let clone = property(system, &volume(&less), "origin").await;
+    assert_eq!(clone, format!("{}@final", volume(&whole)));
+    let disk = property(system, &format!("zones/{copy}/disk0"), "origin").await;
+    assert_eq!(disk, format!("{}@final", volume(&less)));
+    // The rest is the origin's: its guest came up.
+    act(&node, "POST", &copy, "/stop", &json!({ "force": true })).await;
+    assert_eq!(read(&node, &device(&copy)).await, "a");
+
+    // One that builds on it in turn.
+    write(&node, &device(&copy), "b").await;
+    try_run(&node, "muster image create --name least --version 1 --incremental two").await;
+    assert_eq!(image(&node, "least").await["origin"], less["uuid"]);
+    let last = node.create("three", "least", &json!({})).await;
+    act(&node, "POST", &last, "/stop", &json!({ "force": true })).await;
+    assert_eq!(read(&node, &device(&last)).await, "b");
+    for vm in [&copy, &last] {
+        act(&node, "DELETE", vm, "", &json!({})).await;
+        assert_eq!(left_of(&node, vm).await, "");
+    }
+}
+
 /// Runs a command that may take its time.
 pub(crate) async fn try_run(node: &Node, command: &str) {
     let ran = node.system.try_run(command, LONG).await.expect("the machine answers");
