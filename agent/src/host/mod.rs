@@ -8,6 +8,7 @@ mod ethernet;
 mod exec;
 mod fake;
 mod folder_watch;
+pub mod idmap;
 pub mod memory;
 pub mod mounts;
 pub mod netns;

@@ -59,6 +59,12 @@ pub fn dataset(name: &str, at: &Path) -> io::Result<()> {
     Ok(mount(Some(name), at, Some("zfs"), flags, None::<&str>)?)
 }
 
+/// Mounts what the kernel says of devices, those of this thread's network among them.
+pub(super) fn sysfs(at: &Path) -> io::Result<()> {
+    let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    Ok(mount(Some("sysfs"), at, Some("sysfs"), flags, None::<&str>)?)
+}
+
 /// As the overlay's options have a path.
 fn escaped(path: &Path, special: &[char]) -> io::Result<String> {
     let text = path.to_str().ok_or(io::ErrorKind::InvalidInput)?;
@@ -73,7 +79,10 @@ fn escaped(path: &Path, special: &[char]) -> io::Result<String> {
 }
 
 /// Keeps what is at `from` reachable at `to`, also when nobody else has it.
-pub(super) fn bind(from: &Path, to: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// The kernel refuses.
+pub fn bind(from: &Path, to: &Path) -> io::Result<()> {
     Ok(mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)?)
 }
 

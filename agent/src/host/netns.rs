@@ -5,6 +5,7 @@ use std::path::Path;
 
 use nix::sched::{CloneFlags, setns, unshare};
 
+use super::idmap::IdRange;
 use super::mounts;
 
 /// The namespace of the thread that asks.
@@ -54,9 +55,32 @@ pub fn within<T: Send + 'static>(
     })
 }
 
-/// A thread that has been in another namespace is of no use to anybody else.
-#[expect(clippy::disallowed_methods, reason = "the namespace is the thread's, and ends with it")]
-fn on_a_thread_of_its_own<T: Send + 'static>(
+/// Shows on a folder, to be read only, what the kernel says of the devices that a namespace has.
+///
+/// # Errors
+/// There is no such namespace; or the kernel refuses.
+pub fn show_devices(path: &Path, at: &Path) -> io::Result<()> {
+    let at = at.to_owned();
+    within(path, move || mounts::sysfs(&at))
+}
+
+/// Lets everybody in a namespace listen on every port, and these groups ask whether a host is there: rights
+/// that root of a container has only where the namespace is its own.
+///
+/// # Errors
+/// There is no such namespace; or the kernel refuses.
+pub fn open_ports(path: &Path, groups: IdRange) -> io::Result<()> {
+    let last = groups.first.saturating_add(groups.count.saturating_sub(1));
+    within(path, move || {
+        let ipv4 = Path::new("/proc/sys/net/ipv4");
+        std::fs::write(ipv4.join("ip_unprivileged_port_start"), "0")?;
+        std::fs::write(ipv4.join("ping_group_range"), format!("{} {last}", groups.first))
+    })
+}
+
+/// A thread that has been in another namespace, or somebody else, is of no use to anybody.
+#[expect(clippy::disallowed_methods, reason = "what it becomes is the thread's, and ends with it")]
+pub(super) fn on_a_thread_of_its_own<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     let thread = std::thread::Builder::new().name("namespace".to_owned()).spawn(work)?;

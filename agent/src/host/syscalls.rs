@@ -1,7 +1,8 @@
 //! System calls that have no safe wrapper; the agent's only unsafe code.
 #![expect(
     unsafe_code,
-    reason = "pidfds, taps, packet sockets, memory, and calls between fork and exec, have no safe wrapper"
+    reason = "pidfds, taps, packet sockets, mounts, memory, and calls between fork and exec, have no safe \
+              wrapper"
 )]
 
 use std::io;
@@ -216,6 +217,91 @@ pub(super) fn take_terminal(command: &mut tokio::process::Command) {
             }
         });
     }
+}
+
+/// Has the program begin in a user namespace of its own, in which nobody is anybody yet.
+pub(super) fn in_a_new_user_namespace(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt as _;
+    // SAFETY: unshare is async-signal-safe and allocates nothing, as is required between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER).map_err(io::Error::from)
+        });
+    }
+}
+
+/// This thread keeps all its rights whatever users it acts for from here on.
+pub(super) fn keep_rights() -> io::Result<()> {
+    // Of linux/securebits.h.
+    const NO_SETUID_FIXUP: libc::c_ulong = 1 << 2;
+    // SAFETY: prctl takes integers here and touches no memory of ours.
+    let answer = unsafe { libc::prctl(libc::PR_SET_SECUREBITS, NO_SETUID_FIXUP, 0, 0, 0) };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A path as the kernel reads it.
+fn c_path(path: &std::path::Path) -> io::Result<std::ffi::CString> {
+    use std::os::unix::ffi::OsStrExt as _;
+    std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
+}
+
+/// A copy of the mount that shows a folder, from that folder on, which is nowhere yet.
+pub(super) fn open_tree(folder: &std::path::Path) -> io::Result<OwnedFd> {
+    let path = c_path(folder)?;
+    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC;
+    // SAFETY: the path is a C string, which the kernel reads, and outlives the call.
+    let answer =
+        unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) };
+    match i32::try_from(answer) {
+        // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Shows all that a mount shows, which is nowhere yet, under the ids of a user namespace.
+pub(super) fn map_ids(
+    tree: &OwnedFd,
+    user_namespace: &OwnedFd,
+    read_only: bool,
+) -> io::Result<()> {
+    let read_only = if read_only { libc::MOUNT_ATTR_RDONLY } else { 0 };
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP | read_only,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: u64::try_from(user_namespace.as_raw_fd()).unwrap_or(u64::MAX),
+    };
+    // SAFETY: the path is a C string, and the argument a mount_attr of this size; the kernel reads both,
+    // and both outlive the call.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Mounts what is nowhere yet on a folder.
+pub(super) fn move_mount(tree: &OwnedFd, at: &std::path::Path) -> io::Result<()> {
+    let path = c_path(at)?;
+    // SAFETY: both paths are C strings, which the kernel reads, and outlive the call.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_move_mount,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            libc::MOVE_MOUNT_F_EMPTY_PATH,
+        )
+    };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Gives a terminal another size.
