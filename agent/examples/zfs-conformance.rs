@@ -123,7 +123,7 @@ async fn of_quota(storage: &ZfsStorage) -> anyhow::Result<()> {
     let (vm, task) = (uuid::Uuid::from_u128(1).into(), "one".parse()?);
     let limited = RootWishes { quota_bytes: Some(8 * MIB), ..RootWishes::default() };
     storage.create_root(vm, image(), &limited, &task).await?;
-    let at = storage.mount_root(vm, Path::new("/nonexistent")).await?;
+    let at = storage.mount_root(vm, Path::new("/nonexistent"), None).await?;
     let noise: Vec<u8> =
         (0..6_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     let write = || std::fs::write(at.join("noise"), &noise).map_err(|error| error.kind());

@@ -80,6 +80,8 @@ pub struct FileStorage {
     /// Read by who renames a disk, written by who must see every disk under one of its names.
     names: tokio::sync::RwLock<()>,
     root_turns: RootTurns,
+    /// Roots were seen under ids of their containers' own.
+    maps_ids: tokio::sync::Mutex<bool>,
 }
 
 impl FileStorage {
@@ -108,6 +110,7 @@ impl FileStorage {
             sizes: Sizes::default(),
             names: tokio::sync::RwLock::default(),
             root_turns: RootTurns::default(),
+            maps_ids: tokio::sync::Mutex::default(),
         })
     }
 

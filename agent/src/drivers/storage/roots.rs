@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{RootWishes, Volume};
 use crate::drivers::DriverError;
+use crate::host::idmap::IdRange;
 
 /// The files of a root as one tar archive, like a layer of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,12 +49,22 @@ pub trait ContainerRoots: fmt::Debug + Send + Sync + 'static {
     /// The host could not be read.
     async fn root(&self, vm: VmUuid) -> Result<Option<ImageUuid>, DriverError>;
 
+    /// Why roots can't be shown under ids of their containers' own; `None`: they can.
+    async fn lacks_ids(&self, ids: IdRange) -> Option<String>;
+
     /// Puts a VM's root together over the files of its image and returns the folder, which stays until
-    /// [`Self::unmount_root`] or the next boot of the host. May be repeated.
+    /// [`Self::unmount_root`] or the next boot of the host. With `ids` each id of its files is shown as the
+    /// one of these that it is for the container, also where it was written; without, it is the host's. May
+    /// be repeated.
     ///
     /// # Errors
-    /// `DatasetNotFound`: it has no root; or the host failed.
-    async fn mount_root(&self, vm: VmUuid, image_root: &Path) -> Result<PathBuf, DriverError>;
+    /// `DatasetNotFound`: it has no root; or the host failed, also as [`Self::lacks_ids`] says.
+    async fn mount_root(
+        &self,
+        vm: VmUuid,
+        image_root: &Path,
+        ids: Option<IdRange>,
+    ) -> Result<PathBuf, DriverError>;
 
     /// Takes apart what [`Self::mount_root`] has put together; its content stays. None is no error.
     ///

@@ -142,7 +142,7 @@ fn text(root: &Path, name: &str) -> String {
 pub async fn of_root_content(storage: &dyn Storage, image_root: &Path) {
     let (one, root, plain) = (task("one"), [Role::Root], RootWishes::default());
     storage.create_root(vm(9), image(), &plain, &one).await.unwrap();
-    let mount = async |of: VmUuid| storage.mount_root(of, image_root).await.unwrap();
+    let mount = async |of: VmUuid| storage.mount_root(of, image_root, None).await.unwrap();
     let at = mount(vm(9)).await;
     assert_eq!(mount(vm(9)).await, at, "it is there already");
     assert_eq!(text(&at, "etc/issue"), "image");

@@ -2,9 +2,10 @@
 //! both as one on `roots/<vm>/root`.
 //!
 //! `root.json` is the stamp of the owner. It is made durable first and removed last, under another name
-//! of the whole folder. See [`snapshots`] and [`stash`] for what else there is.
+//! of the whole folder. See [`mapped`], [`snapshots`] and [`stash`] for what else there is.
 
 mod fill;
+mod mapped;
 mod packs;
 mod snapshots;
 mod stash;
@@ -24,6 +25,7 @@ use crate::drivers::DriverError;
 use crate::drivers::storage::roots::{ContainerRoots, PackedRoot, no_root};
 use crate::drivers::storage::{Bases, Identity, Role, RootWishes, Volume};
 use crate::drivers::trees::{self, Measure};
+use crate::host::idmap::IdRange;
 use crate::host::mounts::{self, Overlay};
 
 /// The folder of the roots in the storage folder.
@@ -42,8 +44,8 @@ impl FileStorage {
     }
 
     fn unmount_root_of(&self, vm: VmUuid) -> Result<(), DriverError> {
-        let root = self.root_folder(vm).join("root");
-        mounts::unmount(&root).map_err(|e| files::failed("unmount", &root, e))
+        let folder = self.root_folder(vm);
+        mapped::unmount(&folder).map_err(|e| files::failed("unmount", &folder, e))
     }
 
     /// The folders of all roots, those put aside or being removed among them, with their VMs.
@@ -146,7 +148,16 @@ impl ContainerRoots for FileStorage {
         Ok(self.root_stamp(vm).await?.and_then(|stamp| stamp.image_uuid))
     }
 
-    async fn mount_root(&self, vm: VmUuid, image_root: &Path) -> Result<PathBuf, DriverError> {
+    async fn lacks_ids(&self, ids: IdRange) -> Option<String> {
+        self.cant_map(ids).await.err().map(|error| Chain(&error).to_string())
+    }
+
+    async fn mount_root(
+        &self,
+        vm: VmUuid,
+        image_root: &Path,
+        ids: Option<IdRange>,
+    ) -> Result<PathBuf, DriverError> {
         if self.root(vm).await?.is_none() {
             return Err(no_root(vm));
         }
@@ -160,8 +171,13 @@ impl ContainerRoots for FileStorage {
         let rights = fs::metadata(image_root).await.map_err(failed)?.permissions().mode();
         let rights = std::fs::Permissions::from_mode(rights & 0o7777);
         fs::set_permissions(&upper, rights).await.map_err(failed)?;
-        let overlay = Overlay { lower: image_root, upper: &upper, work: &work };
-        overlay.mount(&root).map_err(failed)?;
+        match ids {
+            Some(ids) => mapped::show(&folder, image_root, ids).await?,
+            None => {
+                let overlay = Overlay { lower: image_root, upper: &upper, work: &work };
+                overlay.mount(&root).map_err(failed)?;
+            }
+        }
         Ok(root)
     }
 

@@ -8,6 +8,7 @@ use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use super::Pools;
 use crate::drivers::DriverError;
 use crate::drivers::storage::{ContainerRoots, PackedRoot, RootWishes, Volume};
+use crate::host::idmap::IdRange;
 
 #[async_trait]
 impl ContainerRoots for Pools {
@@ -29,8 +30,17 @@ impl ContainerRoots for Pools {
         self.first.root(vm).await
     }
 
-    async fn mount_root(&self, vm: VmUuid, image_root: &Path) -> Result<PathBuf, DriverError> {
-        self.first.mount_root(vm, image_root).await
+    async fn lacks_ids(&self, ids: IdRange) -> Option<String> {
+        self.first.lacks_ids(ids).await
+    }
+
+    async fn mount_root(
+        &self,
+        vm: VmUuid,
+        image_root: &Path,
+        ids: Option<IdRange>,
+    ) -> Result<PathBuf, DriverError> {
+        self.first.mount_root(vm, image_root, ids).await
     }
 
     async fn unmount_root(&self, vm: VmUuid) -> Result<(), DriverError> {

@@ -13,6 +13,7 @@ use super::pool::{SIM_ROOT, SimRoot};
 use crate::drivers::DriverError;
 use crate::drivers::storage::roots::{ContainerRoots, PackedRoot, no_root, of_another};
 use crate::drivers::storage::{Identity, Role, RootWishes, Volume, snapshot_not_found};
+use crate::host::idmap::IdRange;
 
 #[async_trait]
 impl ContainerRoots for SimStorage {
@@ -58,7 +59,16 @@ impl ContainerRoots for SimStorage {
         Ok(self.pool.0.lock().roots.get(&vm).map(|root| root.image))
     }
 
-    async fn mount_root(&self, vm: VmUuid, _image_root: &Path) -> Result<PathBuf, DriverError> {
+    async fn lacks_ids(&self, _ids: IdRange) -> Option<String> {
+        None
+    }
+
+    async fn mount_root(
+        &self,
+        vm: VmUuid,
+        _image_root: &Path,
+        _ids: Option<IdRange>,
+    ) -> Result<PathBuf, DriverError> {
         let mount = || {
             let mut content = self.pool.0.lock();
             if !content.roots.contains_key(&vm) {

@@ -343,7 +343,7 @@ async fn a_root_that_is_still_in_use_gets_out_of_the_way() {
     let storage = host.storage("zones").await;
     let (one, plain) = (task("one"), RootWishes::default());
     storage.create_root(vm(1), image(), &plain, &one).await.unwrap();
-    storage.mount_root(vm(1), "/".as_ref()).await.unwrap();
+    storage.mount_root(vm(1), "/".as_ref(), None).await.unwrap();
     assert_eq!(host.mounts.all().len(), 1);
     host.pools.set_busy(&format!("zones/{}/root", vm(1)).parse().unwrap(), true);
     storage.destroy_root(vm(1), None).await.unwrap();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::wire::Code;
 
@@ -21,6 +22,7 @@ use crate::drivers::storage::{
 use crate::drivers::untar::Fault;
 use crate::drivers::zfs::Properties;
 use crate::drivers::{DriverError, files, trees};
+use crate::host::idmap::IdRange;
 
 /// The folder of the archives of snapshots in the agent's own file system, one for each VM.
 const PACKS: &str = "packs";
@@ -48,10 +50,19 @@ impl ZfsStorage {
         self.roots.join(format!("{vm}.snapshot"))
     }
 
-    async fn show(&self, name: String, at: PathBuf) -> Result<(), DriverError> {
+    async fn show(
+        &self,
+        name: String,
+        at: PathBuf,
+        ids: Option<IdRange>,
+    ) -> Result<(), DriverError> {
         let mounts = Arc::clone(&self.mounts);
         let show = move |_: &_| {
-            mounts.mount(&name, &at).map_err(|e| Fault::Host(files::failed("mount", &at, e)))
+            let shown = match ids {
+                Some(ids) => mounts.mount_under(&name, &at, ids),
+                None => mounts.mount(&name, &at),
+            };
+            shown.map_err(|e| Fault::Host(files::failed("mount", &at, e)))
         };
         trees::beside("mount a root folder", (), show).await
     }
@@ -212,10 +223,29 @@ impl ContainerRoots for ZfsStorage {
         Ok(self.root_row(vm, State::InPlace).await?.and_then(|row| row.image()))
     }
 
-    async fn mount_root(&self, vm: VmUuid, _image_root: &Path) -> Result<PathBuf, DriverError> {
+    /// From version 2.2 on ZFS can do that.
+    async fn lacks_ids(&self, ids: IdRange) -> Option<String> {
+        let can = async {
+            let home = self.home.ready(&self.pool, &self.owner).await?;
+            let (mounts, folder) = (Arc::clone(&self.mounts), home.folder.clone());
+            let check = move |_: &_| {
+                let checked = mounts.check_under(&folder, ids);
+                checked.map_err(|e| Fault::Host(files::failed("show under other ids", &folder, e)))
+            };
+            trees::beside("look at what this ZFS can do", (), check).await
+        };
+        can.await.err().map(|error| Chain(&error).to_string())
+    }
+
+    async fn mount_root(
+        &self,
+        vm: VmUuid,
+        _image_root: &Path,
+        ids: Option<IdRange>,
+    ) -> Result<PathBuf, DriverError> {
         let row = self.root_row(vm, State::InPlace).await?.ok_or_else(|| no_root(vm))?;
         let place = self.place_of(vm);
-        self.show(row.name, place.clone()).await?;
+        self.show(row.name, place.clone(), ids).await?;
         Ok(place)
     }
 

@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 
 use muster_shared::ids::{TaskId, VmUuid};
 
-use super::{FileStorage, ROOTS, STAMP, files};
+use super::{FileStorage, ROOTS, STAMP, files, mapped};
 use crate::drivers::DriverError;
 use crate::drivers::storage::roots::of_another;
-use crate::host::mounts;
 
 /// What follows the VM's uuid in the name of a folder of its.
 pub(super) const STASH: &str = ".stash";
@@ -80,8 +79,7 @@ impl FileStorage {
         if gone.exists() {
             files::remove_folder(&gone).await?;
         }
-        let root = folder.join("root");
-        mounts::unmount(&root).map_err(|e| files::failed("unmount", &root, e))?;
+        mapped::unmount(folder).map_err(|e| files::failed("unmount", folder, e))?;
         files::rename(folder, &gone).await
     }
 }
