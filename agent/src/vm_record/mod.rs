@@ -4,6 +4,7 @@ pub mod boot;
 pub mod disks;
 pub mod restart;
 pub mod routes;
+pub mod user_ids;
 mod volume;
 
 use std::collections::BTreeSet;
@@ -14,6 +15,8 @@ use muster_shared::lenient;
 use muster_shared::vm::CONTAINER_BRANDS;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+
+use crate::host::idmap::IdRange;
 
 pub use volume::{GoingDisk, Identity, VolumeRecord};
 
@@ -99,6 +102,9 @@ pub struct VmRecord {
     /// the hypervisor was upgraded to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_type: Option<String>,
+    /// The host's ids that its own are, if it is a container with a user namespace; no other VM's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_ids: Option<IdRange>,
     /// Of the properties that changed since its guest was started and that this sees only when it
     /// starts, what it was started with; `null` is nothing.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
@@ -138,6 +144,7 @@ impl VmRecord {
             power: restart::Power::default(),
             restarts: restart::Restarts::default(),
             machine_type: None,
+            user_ids: None,
             started_with: Map::new(),
             fingerprint: String::new(),
             last_modified: String::new(),

@@ -18,6 +18,8 @@ use super::writing::{IfNotWritten, Writing, later_than};
 use super::{Loaded, Node, VmRecord, VmRecords, object};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Compute, Live, Observed, RunningGuest};
+use crate::host::idmap::IdRange;
+use crate::vm_record::user_ids;
 
 /// One VM.
 #[derive(Clone, Debug)]
@@ -233,6 +235,23 @@ impl VmTable {
     pub fn which(&self, holds: impl Fn(&Entry) -> bool) -> Vec<VmUuid> {
         let vms = self.vms.lock();
         vms.iter().filter(|(_, entry)| holds(entry)).map(|(vm, _)| *vm).collect()
+    }
+
+    /// Whether a container has some of these ids of the host for its own.
+    #[must_use]
+    pub fn gave_ids(&self, ids: IdRange) -> bool {
+        let vms = self.vms.lock();
+        let mut given = vms.values().filter_map(|entry| entry.record.user_ids);
+        given.any(|given| given.overlaps(ids))
+    }
+
+    /// Ids of the host, of these, that no container has for its own. They are its that has them in its
+    /// record: within a change of that, nobody else gets them meanwhile.
+    #[must_use]
+    pub fn free_ids(&self, of: IdRange) -> Option<IdRange> {
+        let vms = self.vms.lock();
+        let taken: Vec<_> = vms.values().filter_map(|entry| entry.record.user_ids).collect();
+        user_ids::free(of, &taken)
     }
 
     /// Changes a record; durable when it returns. A change that changes nothing writes nothing
