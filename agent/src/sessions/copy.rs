@@ -20,6 +20,7 @@ use serde::Serialize;
 use super::Peer;
 use crate::drivers::DriverError;
 use crate::drivers::untar::{Bounds, Fault, Inside, Tree};
+use crate::host::idmap::{self, IdRange};
 
 /// Time without a byte after which a copy is given up.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -32,6 +33,8 @@ const LINK_MODE: u64 = 1 << 26;
 pub struct Place {
     root: OwnedFd,
     path: Vec<u8>,
+    /// The host's ids that the guest's own are, unless its own are the host's.
+    ids: Option<IdRange>,
     /// What is there.
     pub stat: PathStat,
 }
@@ -92,10 +95,17 @@ pub fn look(root: OwnedFd, path: &str) -> Result<Place, DriverError> {
         };
         stat(name(&inside), &found, link)
     };
-    Ok(Place { root, path: path.as_bytes().to_vec(), stat })
+    Ok(Place { root, path: path.as_bytes().to_vec(), ids: None, stat })
 }
 
 impl Place {
+    /// In a guest whose own ids are these of the host: a client knows files by those that they have in the
+    /// guest.
+    #[must_use]
+    pub fn with_ids(self, ids: Option<IdRange>) -> Self {
+        Self { ids, ..self }
+    }
+
     /// Refuses what no files can be copied into.
     ///
     /// # Errors
@@ -128,14 +138,22 @@ impl Place {
         let _cut = Cut(other);
         #[expect(clippy::disallowed_methods, reason = "files and the connection are waited for")]
         let copied = tokio::task::spawn_blocking(move || match direction {
-            Direction::Read => read::send(&self.root, &self.path, &stream),
+            Direction::Read => read::send(&self.root, &self.path, self.ids, &stream),
             Direction::Write { no_overwrite_dir } => {
-                let received =
-                    write::receive(self.root, &self.path, no_overwrite_dir, &early, &stream);
-                if let Err(fault) = &received {
-                    write::explain(fault, &stream);
+                let ids = self.ids;
+                let receive = move || {
+                    let received = write::receive(self, no_overwrite_dir, &early, &stream);
+                    if let Err(fault) = &received {
+                        write::explain(fault, &stream);
+                    }
+                    received
+                };
+                match ids {
+                    None => receive(),
+                    // The host's root is nobody in there, whose files can't be.
+                    Some(ids) => idmap::as_root_of(ids, move || Ok(receive()))
+                        .unwrap_or_else(|error| Err(Fault::Host(failed(error)))),
                 }
-                received
             }
         });
         match copied.await {

@@ -63,6 +63,21 @@ impl Attributes {
         Ok(Self { uid, gid, mode, times, extended })
     }
 
+    /// With the owners that these become.
+    pub(super) fn owned(
+        self,
+        name: &[u8],
+        outside: impl Fn(u32) -> Option<u32>,
+    ) -> Result<Self, Fault> {
+        let id = |id: u32| {
+            outside(id).ok_or_else(|| {
+                Fault::Invalid(format!("{} belongs to {id}, and there is no such", shown(name)))
+            })
+        };
+        let (uid, gid) = (id(self.uid.as_raw())?, id(self.gid.as_raw())?);
+        Ok(Self { uid: Uid::from_raw(uid), gid: Gid::from_raw(gid), ..self })
+    }
+
     /// Gives them to a file or folder.
     pub(crate) fn give(&self, name: &[u8], file: BorrowedFd<'_>) -> Result<(), Fault> {
         let failed = |error| at(name, error);

@@ -30,7 +30,7 @@ pub(crate) fn place(
     fill: Fill<'_>,
 ) -> Result<Made, Fault> {
     let name = path.given;
-    let has = Attributes::of(name, entry)?;
+    let has = Attributes::of(name, entry)?.owned(name, |id| tree.outside(id))?;
     let kind = entry.header().entry_type();
     match kind {
         EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use super::Bounds;
 use super::attributes::Attributes;
 use super::fault::{Fault, at, host, invalid, shown};
+use crate::host::idmap::IdRange;
 
 /// A folder that is opened.
 const FOLDER: OFlags =
@@ -81,6 +82,8 @@ pub(crate) struct Tree {
     resolve: ResolveFlags,
     /// The folder that was opened last; files come folder by folder.
     last: Option<(PathBuf, OwnedFd)>,
+    /// The host's ids that those of the tree are, unless they are the host's.
+    ids: Option<IdRange>,
 }
 
 impl Tree {
@@ -91,13 +94,27 @@ impl Tree {
         let root_depth =
             depth(opened.as_fd()).map_err(|error| host("look at", root, error.into()))?;
         let resolve = WITHIN.union(ResolveFlags::NO_XDEV);
-        Ok(Self { root: opened, root_depth, bounds, resolve, last: None })
+        Ok(Self { root: opened, root_depth, bounds, resolve, last: None, ids: None })
     }
 
     /// Works in the root folder of somebody else, file systems that are mounted there included.
     pub(crate) fn of_guest(root: OwnedFd, bounds: Bounds) -> Result<Self, Fault> {
         let root_depth = depth(root.as_fd()).map_err(|error| at(b"/", error))?;
-        Ok(Self { root, root_depth, bounds, resolve: WITHIN, last: None })
+        Ok(Self { root, root_depth, bounds, resolve: WITHIN, last: None, ids: None })
+    }
+
+    /// One whose own ids are these of the host.
+    #[must_use]
+    pub(crate) fn with_ids(self, ids: Option<IdRange>) -> Self {
+        Self { ids, ..self }
+    }
+
+    /// What the host calls an id of it; `None`: it has no such.
+    pub(super) fn outside(&self, id: u32) -> Option<u32> {
+        match self.ids {
+            Some(ids) => ids.outside(id),
+            None => Some(id),
+        }
     }
 
     /// The folder at a path; none when there is no such.

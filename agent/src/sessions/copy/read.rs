@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, openat, readlinkat,
 use tar::{Builder, EntryType, Header};
 
 use crate::drivers::untar::{Bounds, Fault, Inside, Tree, invalid, shown};
+use crate::host::idmap::IdRange;
 
 const BUFFER_BYTES: usize = 128 * 1024;
 const FOLDER: OFlags =
@@ -23,13 +24,26 @@ struct Open {
     names: Vec<OsString>,
 }
 
+/// What is sent.
+struct Sent<W: Write> {
+    tar: Builder<W>,
+    /// See [`Place`](super::Place).
+    ids: Option<IdRange>,
+}
+
 /// Sends what is at a path of the guest's root.
-pub(super) fn send(root: &OwnedFd, path: &[u8], to: impl Write) -> Result<(), Fault> {
+pub(super) fn send(
+    root: &OwnedFd,
+    path: &[u8],
+    ids: Option<IdRange>,
+    to: impl Write,
+) -> Result<(), Fault> {
     let bounds = Bounds::default();
     let inside = Inside::new(path, &bounds)?;
     let root = root.try_clone().map_err(|error| cut(&error))?;
     let tree = Tree::of_guest(root, bounds.clone())?;
-    let mut tar = Builder::new(BufWriter::with_capacity(BUFFER_BYTES, to));
+    let tar = Builder::new(BufWriter::with_capacity(BUFFER_BYTES, to));
+    let mut sent = Sent { tar, ids };
     let contents = path.ends_with(b"/.") || inside.split().is_none();
     let follow = contents || path.ends_with(b"/");
     let gone = || Fault::Invalid(format!("{} is gone", shown(path)));
@@ -41,22 +55,22 @@ pub(super) fn send(root: &OwnedFd, path: &[u8], to: impl Write) -> Result<(), Fa
         };
         let found = rustix::fs::fstat(&folder).map_err(|error| cut(&error.into()))?;
         let readable = openat(&folder, ".", FOLDER, Mode::empty());
-        folder_entry(&mut tar, &name, &found)?;
+        folder_entry(&mut sent, &name, &found)?;
         let open = open(readable.map_err(|error| cut(&error.into()))?, name)?;
-        walk(&mut tar, open, bounds.depth)?;
+        walk(&mut sent, open, bounds.depth)?;
     } else {
         let folder = tree.find_above(&inside)?.ok_or_else(gone)?;
         let (_, leaf) = inside.split().ok_or_else(gone)?;
-        if let Some(open) = entry(&mut tar, folder.as_fd(), leaf, Path::new(leaf))? {
-            walk(&mut tar, open, bounds.depth)?;
+        if let Some(open) = entry(&mut sent, folder.as_fd(), leaf, Path::new(leaf))? {
+            walk(&mut sent, open, bounds.depth)?;
         }
     }
-    let mut buffered = tar.into_inner().map_err(|error| cut(&error))?;
+    let mut buffered = sent.tar.into_inner().map_err(|error| cut(&error))?;
     buffered.flush().map_err(|error| cut(&error))
 }
 
 /// Sends all that is in a folder, and in those in it.
-fn walk<W: Write>(tar: &mut Builder<W>, first: Open, depth: usize) -> Result<(), Fault> {
+fn walk<W: Write>(sent: &mut Sent<W>, first: Open, depth: usize) -> Result<(), Fault> {
     let mut opened = vec![first];
     while let Some(last) = opened.last_mut() {
         let Some(name) = last.names.pop() else {
@@ -64,7 +78,7 @@ fn walk<W: Write>(tar: &mut Builder<W>, first: Open, depth: usize) -> Result<(),
             continue;
         };
         let path = last.path.join(&name);
-        let Some(inner) = entry(tar, last.folder.as_fd(), &name, &path)? else { continue };
+        let Some(inner) = entry(sent, last.folder.as_fd(), &name, &path)? else { continue };
         if opened.len() >= depth {
             return invalid(format!(
                 "{} is in too many folders",
@@ -79,7 +93,7 @@ fn walk<W: Write>(tar: &mut Builder<W>, first: Open, depth: usize) -> Result<(),
 /// Sends one entry of a folder, and opens it if it is one itself. What is gone meanwhile, and what has
 /// no content that could be sent, is left out.
 fn entry<W: Write>(
-    tar: &mut Builder<W>,
+    sent: &mut Sent<W>,
     folder: impl AsFd + Copy,
     leaf: &OsStr,
     path: &Path,
@@ -88,7 +102,7 @@ fn entry<W: Write>(
     match FileType::from_raw_mode(found.st_mode) {
         FileType::Directory => {
             let Ok(inner) = openat(folder, leaf, FOLDER, Mode::empty()) else { return Ok(None) };
-            folder_entry(tar, path, &found)?;
+            folder_entry(sent, path, &found)?;
             return open(inner, path.to_owned()).map(Some);
         }
         FileType::RegularFile => {
@@ -99,41 +113,43 @@ fn entry<W: Write>(
             if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
                 return Ok(None);
             }
-            let mut header = header(EntryType::Regular, &found);
+            let mut header = header(EntryType::Regular, &found, sent.ids);
             let size = u64::try_from(found.st_size).unwrap_or(0);
             header.set_size(size);
             // A stream keeps to the size that it has said, whatever becomes of the file.
             let content = File::from(file).take(size).chain(io::repeat(0)).take(size);
-            let sent = tar.append_data(&mut header, path, content);
-            sent.map_err(|error| cut(&error))?;
+            let written = sent.tar.append_data(&mut header, path, content);
+            written.map_err(|error| cut(&error))?;
         }
         FileType::Symlink => {
             let Ok(to) = readlinkat(folder, leaf, Vec::new()) else { return Ok(None) };
-            let mut header = header(EntryType::Symlink, &found);
+            let mut header = header(EntryType::Symlink, &found, sent.ids);
             let to = OsStr::from_bytes(to.to_bytes());
-            tar.append_link(&mut header, path, to).map_err(|error| cut(&error))?;
+            sent.tar.append_link(&mut header, path, to).map_err(|error| cut(&error))?;
         }
         FileType::Fifo => {
-            let mut header = header(EntryType::Fifo, &found);
-            tar.append_data(&mut header, path, io::empty()).map_err(|error| cut(&error))?;
+            let mut header = header(EntryType::Fifo, &found, sent.ids);
+            sent.tar.append_data(&mut header, path, io::empty()).map_err(|error| cut(&error))?;
         }
         _ => {}
     }
     Ok(None)
 }
 
-fn folder_entry<W: Write>(tar: &mut Builder<W>, path: &Path, found: &Stat) -> Result<(), Fault> {
-    let mut header = header(EntryType::Directory, found);
+fn folder_entry<W: Write>(sent: &mut Sent<W>, path: &Path, found: &Stat) -> Result<(), Fault> {
+    let mut header = header(EntryType::Directory, found, sent.ids);
     // Tools know a folder by the slash as well.
-    tar.append_data(&mut header, path.join(""), io::empty()).map_err(|error| cut(&error))
+    let written = sent.tar.append_data(&mut header, path.join(""), io::empty());
+    written.map_err(|error| cut(&error))
 }
 
-fn header(kind: EntryType, found: &Stat) -> Header {
+fn header(kind: EntryType, found: &Stat, ids: Option<IdRange>) -> Header {
+    let own = |id: u32| ids.map_or(id, |ids| ids.inside(id)).into();
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
     header.set_mode(found.st_mode & 0o7777);
-    header.set_uid(found.st_uid.into());
-    header.set_gid(found.st_gid.into());
+    header.set_uid(own(found.st_uid));
+    header.set_gid(own(found.st_gid));
     header.set_mtime(u64::try_from(found.st_mtime).unwrap_or(0));
     header.set_size(0);
     header

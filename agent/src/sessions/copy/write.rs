@@ -3,13 +3,13 @@
 use std::fs::File;
 use std::io::{self, Read, Write as _};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::FileType;
 use serde_json::json;
 
+use super::Place;
 use crate::drivers::DriverError;
 use crate::drivers::untar::{
     AnyEntry, Bounds, Fault, Inside, Summed, Tree, entries, host, invalid, place, shown,
@@ -24,13 +24,13 @@ const WHAT: &str = "the stream";
 
 /// Unpacks what the client sends into the folder at a path of the guest's root.
 pub(super) fn receive(
-    root: OwnedFd,
-    path: &[u8],
+    to: Place,
     no_overwrite_dir: bool,
     early: &[u8],
     from: &TcpStream,
 ) -> Result<(), Fault> {
-    unpack(root, path, no_overwrite_dir, early.chain(from))
+    let tree = Tree::of_guest(to.root, Bounds::default())?.with_ids(to.ids);
+    unpack(tree, &to.path, no_overwrite_dir, early.chain(from))
 }
 
 /// Tells the client why not all of its files are there, as a line of JSON, the only thing that it ever gets.
@@ -56,13 +56,12 @@ pub(super) fn explain(fault: &Fault, mut to: &TcpStream) {
 
 /// [`receive`] from anything.
 pub(super) fn unpack(
-    root: OwnedFd,
+    mut tree: Tree,
     path: &[u8],
     no_overwrite_dir: bool,
     from: impl Read,
 ) -> Result<(), Fault> {
     let bounds = Bounds::default();
-    let mut tree = Tree::of_guest(root, bounds.clone())?;
     let prefix = [path, b"/"].concat();
     let mut count = 0_u64;
     let mut from = Summed::new(from, bounds.bytes);
