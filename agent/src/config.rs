@@ -353,6 +353,7 @@ impl Check for Config {
         );
         problems.within("coordinator", |problems| self.coordinator.check(problems));
         problems.within("legacy", |problems| self.legacy.check(problems));
+        problems.within("compute", |problems| self.compute.check(problems));
         problems.within("images", |problems| self.images.check(problems));
         problems.within("sessions", |problems| self.sessions.check(problems));
         problems.within("zfs", |problems| self.zfs.check(problems));

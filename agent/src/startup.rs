@@ -265,6 +265,7 @@ async fn drivers(
         server_uuid: agent.server_uuid,
         cluster: cluster.clone(),
         cgroup_parent: config.compute.cgroup_parent.clone(),
+        user_ids: config.compute.user_ids(),
     };
     let oci = Oci::open(oci, exec.clone(), clock.clone()).await;
     let oci = Arc::new(oci.context("open the driver of containers")?);

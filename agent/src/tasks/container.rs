@@ -9,6 +9,8 @@ use super::{TaskContext, TaskFailure};
 use crate::drivers::compute::Abilities;
 use crate::drivers::images::ContainerImage;
 use crate::drivers::storage;
+use crate::host::idmap::IdRange;
+use crate::vm_record::{VmRecord, user_ids};
 use crate::vms::payload;
 
 /// Refuses a VM of a kind that does not run here.
@@ -39,6 +41,51 @@ pub(super) fn image(properties: &Map<String, Value>) -> Result<ImageUuid, TaskFa
 /// What is made from the image of a VM.
 pub(super) fn made(properties: &Map<String, Value>) -> MadeOf {
     if payload::is_container(properties) { MadeOf::Root } else { MadeOf::Disk }
+}
+
+/// The ids of the host of which a container of this image gets some for its own; `None`: those of the host
+/// are its own. A node that can't do that says so in `Muster.degraded`, or its log.
+pub(super) async fn spare_ids(
+    ctx: &TaskContext,
+    operation: &'static str,
+    image: ImageUuid,
+) -> Result<Option<IdRange>, TaskFailure> {
+    let drivers = &ctx.drivers;
+    let Some(spare) = drivers.compute.abilities().user_ids else { return Ok(None) };
+    let found = installed(ctx, operation, image).await?;
+    if found.manifest["requirements"]["host_ids"] == true {
+        return Ok(None);
+    }
+    if let Some(why) = drivers.storage.lacks_ids(user_ids::one_of(spare)).await {
+        tracing::warn!(why, "a container gets no user namespace");
+        return Ok(None);
+    }
+    Ok(Some(spare))
+}
+
+/// Gives a container ids of its own, unless it has some, or none are spared.
+///
+/// # Errors
+/// `NotSupported`: all of them are other containers'.
+pub(super) async fn give_ids(
+    ctx: &TaskContext,
+    vm: VmUuid,
+    spare: Option<IdRange>,
+    change: impl FnOnce(&mut VmRecord) + Send,
+) -> Result<VmRecord, TaskFailure> {
+    let vms = &ctx.drivers.vms;
+    let give = |record: &mut VmRecord| {
+        change(record);
+        if let Some(spare) = spare.filter(|_| record.user_ids.is_none()) {
+            record.user_ids = vms.free_ids(spare);
+        }
+    };
+    let record = vms.update(vm, give).await?;
+    if spare.is_some() && record.user_ids.is_none() {
+        let text = "all ids that containers may have for their own are given to others";
+        return Err(refuse(Code::NotSupported, text));
+    }
+    Ok(record)
 }
 
 /// Refuses a container whose root is gone.

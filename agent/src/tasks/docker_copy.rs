@@ -12,6 +12,7 @@ use super::machine;
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Need, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
+use crate::drivers::compute::InsideRoot;
 use crate::sessions::copy::{self, Direction, Place};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -84,10 +85,10 @@ struct Copy {
 impl Copy {
     async fn open(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         must_run(ctx, self.vm, "docker_copy: VM is not running, cannot copy").await?;
-        let root = ctx.drivers.compute.root(self.vm).await?;
+        let InsideRoot { folder: root, ids } = ctx.drivers.compute.root(self.vm).await?;
         let (path, direction) = (self.path.clone(), self.direction);
         let look = move || -> Result<Place, DriverError> {
-            let place = copy::look(root, &path)?;
+            let place = copy::look(root, &path)?.with_ids(ids);
             if matches!(direction, Some(Direction::Write { .. })) {
                 place.must_be_folder()?;
             }

@@ -368,8 +368,9 @@ async fn container_root(
     let (drivers, vm, failed) = (&ctx.drivers, record.uuid, failed(operation));
     let image = container::must_have_root(ctx, operation, vm).await?;
     let found = container::installed(ctx, operation, image).await?;
-    let path = drivers.storage.mount_root(vm, &found.root, None).await.map_err(&failed)?;
-    Ok(Some(ContainerRoot { path, runtime: found.runtime }))
+    let ids = record.user_ids;
+    let path = drivers.storage.mount_root(vm, &found.root, ids).await.map_err(&failed)?;
+    Ok(Some(ContainerRoot { path, runtime: found.runtime, ids }))
 }
 
 /// Time a guest has to shut down whose client names none.

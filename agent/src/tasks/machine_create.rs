@@ -237,8 +237,14 @@ impl Create {
             return Ok(());
         }
         let drivers = &ctx.drivers;
+        let spare = match container::made(&self.properties) {
+            machine::MadeOf::Root => {
+                container::spare_ids(ctx, OPERATION, container::image(&self.properties)?).await?
+            }
+            machine::MadeOf::Disk => None,
+        };
         let incomplete = |record: &mut VmRecord| record.storage = StorageState::Incomplete;
-        let record = drivers.vms.update(self.vm, incomplete).await?;
+        let record = container::give_ids(ctx, self.vm, spare, incomplete).await?;
         if record.is_container() {
             let (image, wishes) =
                 (container::image(&self.properties)?, RootWishes::of(&record.properties));

@@ -198,7 +198,16 @@ impl Reprovision {
             }
             machine::describe_disks(record, &made);
         };
-        drivers.vms.update(self.vm, swap).await?;
+        let spare = match self.is_container(ctx) {
+            true => container::spare_ids(ctx, OPERATION, self.image).await?,
+            false => None,
+        };
+        // Its files have other ids only where they are shown: nothing of the old root knows.
+        let swap = |record: &mut VmRecord| {
+            swap(record);
+            record.user_ids = record.user_ids.filter(|_| spare.is_some());
+        };
+        container::give_ids(ctx, self.vm, spare, swap).await?;
         Ok(())
     }
 

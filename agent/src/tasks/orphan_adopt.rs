@@ -5,6 +5,7 @@ use std::time::Duration;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 
+use super::container;
 use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
@@ -62,7 +63,14 @@ impl Adopt {
                 return Err(refuse(Code::VmNotUsable, text));
             }
             let record = idle(record.clone(), orphan.guest.is_some(), vms.boot_id());
+            // Of another server, where they were nobody else's.
+            let taken = record.user_ids.is_some_and(|ids| vms.gave_ids(ids));
+            let spare = ctx.drivers.compute.abilities().user_ids;
+            let spare = spare.filter(|_| taken && orphan.guest.is_none());
+            let user_ids = record.user_ids.filter(|_| spare.is_none());
+            let record = VmRecord { user_ids, ..record };
             vms.adopt(record).await.map_err(failed(OPERATION))?;
+            container::give_ids(ctx, self.vm, spare, |_| {}).await?;
         }
         startup::note_volumes(&ctx.drivers, self.vm).await;
         machine::runs(ctx, self.vm).await?;

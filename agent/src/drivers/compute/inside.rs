@@ -8,7 +8,17 @@ use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 
 use crate::drivers::DriverError;
+use crate::host::idmap::IdRange;
 pub use crate::host::{BlockCounter, CpuCounters, GuestCounters, LinkCounters, NetworkCounters};
+
+/// The root folder of a guest.
+#[derive(Debug)]
+pub struct InsideRoot {
+    /// The folder, opened.
+    pub folder: OwnedFd,
+    /// The host's ids that the guest's own are, unless its own are the host's.
+    pub ids: Option<IdRange>,
+}
 
 /// Sees into guests.
 #[async_trait]
@@ -18,7 +28,7 @@ pub trait GuestInside: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// `VmNotRunning`; `NotSupported` by a driver whose guests are not processes of the host.
-    async fn root(&self, vm: VmUuid) -> Result<OwnedFd, DriverError> {
+    async fn root(&self, vm: VmUuid) -> Result<InsideRoot, DriverError> {
         Err(hardware(vm))
     }
 

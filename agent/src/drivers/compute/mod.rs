@@ -31,7 +31,7 @@ pub use devices::{
 pub use display::{GuestDisplay, MAX_PICTURE_BYTES, Picture};
 pub use facts::GuestFacts;
 pub use inside::{
-    BlockCounter, CpuCounters, GuestCounters, GuestInside, LinkCounters, NetworkCounters,
+    BlockCounter, CpuCounters, GuestCounters, GuestInside, InsideRoot, LinkCounters, NetworkCounters,
 };
 pub use process::{
     GuestCommand, GuestProcess, GuestProcesses, ProcessInput, ProcessOutput, TerminalSize,
@@ -42,6 +42,7 @@ use super::DriverError;
 use crate::drivers::images::RuntimeConfig;
 use crate::drivers::network::Attached;
 use crate::drivers::storage::{Disk, Variables};
+use crate::host::idmap::IdRange;
 use crate::vm_record::VmRecord;
 
 /// What a VM's process is started with, beside its record.
@@ -64,6 +65,9 @@ pub struct ContainerRoot {
     pub path: PathBuf,
     /// How its image wants it to be run.
     pub runtime: RuntimeConfig,
+    /// The host's ids under which its files are shown there, and that its own are; without, its own are
+    /// the host's.
+    pub ids: Option<IdRange>,
 }
 
 /// What the host shows of one VM.
@@ -308,6 +312,8 @@ pub struct Abilities {
     pub containers: Option<String>,
     /// Why VMs can't run that are containers.
     pub no_containers: Option<String>,
+    /// The ids of the host that containers get for their own; none: those of the host are theirs.
+    pub user_ids: Option<IdRange>,
     /// Why something is missing, for `Muster.degraded`.
     pub degraded: Vec<String>,
 }

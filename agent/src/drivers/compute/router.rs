@@ -2,7 +2,6 @@
 //! something of it is, so that nothing has to be known of it but its uuid.
 
 use std::collections::BTreeSet;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     Abilities, AgentChannel, Compute, GuestCommand, GuestConsole, GuestCounters, GuestDevices,
-    GuestDisks, GuestDisplay, GuestFacts, GuestInside, GuestIo, GuestNic, GuestNics, GuestPort,
+    GuestDisks, GuestDisplay, GuestFacts, GuestInside, GuestIo, GuestNic, InsideRoot, GuestNics, GuestPort,
     GuestProcess, GuestProcesses, GuestSignal, Logged, Observed, Picture, Resources, RunningGuest,
     SnapshotChange,
 };
@@ -97,8 +96,9 @@ impl Compute for Router {
         let degraded = all.iter().flat_map(|one| one.degraded.clone()).collect();
         let containers = all.iter().find_map(|one| one.containers.clone());
         let no_containers = all.iter().find_map(|one| one.no_containers.clone());
+        let user_ids = all.iter().find_map(|one| one.user_ids);
         let hvm = all.into_iter().find(|abilities| abilities.hvm);
-        Abilities { degraded, containers, no_containers, ..hvm.unwrap_or_default() }
+        Abilities { degraded, containers, no_containers, user_ids, ..hvm.unwrap_or_default() }
     }
 
     fn machine_type(&self, vm: &VmRecord) -> Option<String> {
@@ -261,7 +261,7 @@ impl GuestDisplay for Router {
 
 #[async_trait]
 impl GuestInside for Router {
-    async fn root(&self, vm: VmUuid) -> Result<OwnedFd, DriverError> {
+    async fn root(&self, vm: VmUuid) -> Result<InsideRoot, DriverError> {
         self.holder(vm).root(vm).await
     }
 

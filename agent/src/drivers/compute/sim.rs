@@ -408,6 +408,7 @@ impl Compute for SimCompute {
             uefi: true,
             containers: self.runs_containers().then(|| "sim".to_owned()),
             no_containers: None,
+            user_ids: None,
             degraded: Vec::new(),
         }
     }

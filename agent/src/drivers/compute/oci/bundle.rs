@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use muster_shared::units::MIB;
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{
-    LinuxBuilder, LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType, Mount, MountBuilder,
+    LinuxBuilder, LinuxIdMapping, LinuxIdMappingBuilder, LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType, Mount, MountBuilder,
     ProcessBuilder, RootBuilder, Spec, SpecBuilder, User, UserBuilder,
 };
 
@@ -18,6 +18,7 @@ pub(super) use self::confinement::{capabilities, seccomp};
 pub(super) use self::program::{Program, environment};
 pub(super) use self::resources::{Offered, limits};
 use super::users::Ids;
+use crate::host::idmap::IdRange;
 use crate::vm_record::VmRecord;
 
 /// The version of the specification that the oldest runtime of note speaks.
@@ -38,6 +39,10 @@ pub(super) struct Input<'a> {
     pub(super) etc: Vec<(&'static str, PathBuf)>,
     /// A network namespace that is there; else it gets one without interfaces.
     pub(super) namespace: Option<&'a Path>,
+    /// The host's ids that its own are; without, its own are the host's.
+    pub(super) own_ids: Option<IdRange>,
+    /// What it sees as `/sys`; without, its runtime mounts that.
+    pub(super) devices: Option<&'a Path>,
     /// Where its control group is to be, as its runtime names places.
     pub(super) cgroup: &'a str,
     /// What the host can limit.
@@ -57,8 +62,12 @@ pub(super) fn build(input: &Input<'_>) -> Result<Spec, OciSpecError> {
         .rlimits(Vec::new())
         .no_new_privileges(true)
         .build()?;
-    let linux = LinuxBuilder::default()
-        .namespaces(namespaces(input.namespace)?)
+    let mut linux = LinuxBuilder::default();
+    if let Some(ids) = input.own_ids {
+        linux = linux.uid_mappings(mappings(ids)?).gid_mappings(mappings(ids)?);
+    }
+    let linux = linux
+        .namespaces(namespaces(input.namespace, input.own_ids.is_some())?)
         .cgroups_path(input.cgroup)
         .resources(limits(input.vm, input.offered)?)
         .seccomp(seccomp()?)
@@ -87,8 +96,16 @@ pub(super) fn host_name(vm: &VmRecord) -> String {
     name.chars().filter(char::is_ascii).take(MOST).collect()
 }
 
-fn namespaces(network: Option<&Path>) -> Result<Vec<LinuxNamespace>, OciSpecError> {
-    use LinuxNamespaceType::{Cgroup, Ipc, Mount, Network, Pid, Uts};
+fn mappings(ids: IdRange) -> Result<Vec<LinuxIdMapping>, OciSpecError> {
+    let mapping = LinuxIdMappingBuilder::default();
+    Ok(vec![mapping.host_id(ids.first).container_id(0_u32).size(ids.count).build()?])
+}
+
+fn namespaces(
+    network: Option<&Path>,
+    has_own_ids: bool,
+) -> Result<Vec<LinuxNamespace>, OciSpecError> {
+    use LinuxNamespaceType::{Cgroup, Ipc, Mount, Network, Pid, User, Uts};
     let own = |kind| LinuxNamespaceBuilder::default().typ(kind).build();
     let mut all =
         [Pid, Ipc, Uts, Mount, Cgroup].map(own).into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -97,6 +114,9 @@ fn namespaces(network: Option<&Path>) -> Result<Vec<LinuxNamespace>, OciSpecErro
         Some(path) => builder.path(path).build()?,
         None => builder.build()?,
     });
+    if has_own_ids {
+        all.push(own(User)?);
+    }
     Ok(all)
 }
 
@@ -118,7 +138,12 @@ fn mounts(input: &Input<'_>) -> Result<Vec<Mount>, OciSpecError> {
         )?,
         kernel("/dev/shm", "tmpfs", &[&PLAIN[..], &["mode=1777", "size=65536k"]].concat())?,
         kernel("/dev/mqueue", "mqueue", &PLAIN)?,
-        kernel("/sys", "sysfs", &[&PLAIN[..], &["ro"]].concat())?,
+        match input.devices {
+            Some(devices) => {
+                mount("/sys", "bind", devices, &[&["bind", "ro"], &PLAIN[..]].concat())?
+            }
+            None => kernel("/sys", "sysfs", &[&PLAIN[..], &["ro"]].concat())?,
+        },
         kernel("/sys/fs/cgroup", "cgroup", &[&PLAIN[..], &["relatime", "ro"]].concat())?,
     ];
     if let Some(mib) = input.vm.number("tmpfs").filter(|mib| *mib > 0) {

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::bundle::{self, Input, Program};
+use super::door::{self, Door};
 use super::folder::{ContainerFolder, Orders, Ready, Started};
 use super::runtime::{self, Prober, Runtime, Verdict};
 use super::table::{COMMAND, Container, START_TASK, Table};
@@ -23,6 +24,7 @@ use crate::drivers::DriverError;
 use crate::drivers::compute::{ContainerRoot, Observed, Resources, RunningGuest, not_running};
 use crate::drivers::images::RuntimeConfig;
 use crate::drivers::network::Backend;
+use crate::host::idmap::IdRange;
 use crate::host::{Detached, Exit, Hierarchy, Scope, SharedExec};
 use crate::vm_record::VmRecord;
 
@@ -71,6 +73,11 @@ impl Containers {
 
     pub(super) fn verdict(&self) -> Verdict {
         self.prober.verdict()
+    }
+
+    /// The ids of the host that containers may have for their own.
+    pub(super) fn user_ids(&self) -> Option<IdRange> {
+        self.prober.user_ids
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
@@ -130,7 +137,8 @@ impl Containers {
         // An agent that died while it started this container may have left it on the way.
         self.table.look_aside().await?;
         if self.get(vm.uuid).is_some() {
-            return self.until_ready(vm.uuid, None).await;
+            self.until_ready(vm.uuid, None).await?;
+            return self.shut_door(vm.uuid);
         }
         let runtime = self.runtime().await?;
         let root = with.root.as_ref().ok_or_else(|| {
@@ -142,6 +150,7 @@ impl Containers {
         self.table.launching(vm.uuid);
         let started = self.launch(vm, with, root, &runtime).await;
         self.table.launched(vm.uuid);
+        let started = started.and(self.shut_door(vm.uuid));
         if started.is_err() {
             self.discard(vm.uuid, &runtime).await;
         }
@@ -173,6 +182,7 @@ impl Containers {
             terminal: program.terminal,
             console_log: folder.console_log(),
             boot_id: boot_id.clone(),
+            ids: root.ids,
         };
         folder.set_orders(&orders).map_err(failed)?;
         let started = Started {
@@ -183,6 +193,7 @@ impl Containers {
             ram_mib: vm.number("max_physical_memory"),
             nics: with.nics.iter().map(|it| (it.nic.number, it.nic.mac.clone())).collect(),
             stop_signal: stop_signal(&root.runtime),
+            ids: root.ids,
         };
         folder.set_started(&started).map_err(failed)?;
         let detached = Detached {
@@ -202,6 +213,16 @@ impl Containers {
         self.until_ready(vm.uuid, Some(spawned.exit)).await
     }
 
+    fn door(&self, vm: VmUuid) -> Door {
+        Door::of(&self.config.run_dir, &vm.to_string())
+    }
+
+    /// Whoever runs has passed it.
+    fn shut_door(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let shut = self.door(vm).shut();
+        shut.map_err(|error| DriverError::failed(format!("shut the door of VM {vm}"), error))
+    }
+
     fn write_bundle(
         &self,
         vm: &VmRecord,
@@ -214,13 +235,25 @@ impl Containers {
         let id = vm.uuid.to_string();
         let OciConfig { cgroup_parent, prefix, .. } = &self.config;
         let systemd = self.exec.supervisor() == "systemd";
+        let door = self.door(vm.uuid);
+        if let Some(ids) = root.ids {
+            // Also where new containers get none any more.
+            let opened = door::let_pass(&self.config.run_dir)
+                .and_then(|()| door.open(&root.path, ids, namespace));
+            opened.map_err(|error| {
+                DriverError::failed(format!("open the door of VM {id}"), error)
+            })?;
+        }
+        let (passed, devices) = (door.root(), door.devices());
         let input = Input {
             vm,
             program,
             ids: &ids,
-            root: &root.path,
+            root: if root.ids.is_some() { &passed } else { &root.path },
             etc: bundle::ETC.map(|name| (name, folder.etc(name))).into(),
             namespace,
+            own_ids: root.ids,
+            devices: namespace.and(root.ids).map(|_| devices.as_path()),
             cgroup: &runtime::cgroup_path(systemd, cgroup_parent, prefix, &id),
             offered: self.prober.offered,
         };
@@ -371,6 +404,8 @@ impl Containers {
         if self.get(vm).is_some() {
             return Err(DriverError::refused(Code::VmRunning, format!("VM {vm} is running")));
         }
+        let removed = self.door(vm).remove();
+        removed.map_err(|error| DriverError::failed(format!("remove the door of VM {vm}"), error))?;
         let folder = self.folder(vm);
         if !folder.exists() {
             return Ok(());

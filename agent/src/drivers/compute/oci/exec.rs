@@ -18,6 +18,7 @@ use crate::drivers::compute::{
     GuestCommand, GuestProcess, GuestProcesses, ProcessInput, ProcessOutput, TerminalSize,
     not_running,
 };
+use crate::host::idmap::IdRange;
 use crate::host::{
     Exit, ProcessId, RunningChild, Terminal, TerminalEnd, Wired, input_pipe, output_pipe,
 };
@@ -62,7 +63,8 @@ impl GuestProcesses for Oci {
         let runtime = self.containers.runtime().await?;
         let (path, pid) = (files.process.display().to_string(), files.pid.display().to_string());
         let words = ["exec", "--process", &path, "--pid-file", &pid, &vm.to_string()];
-        let started = Program::start(runtime.argv(&words), files, command.terminal);
+        let ids = folder.started().map_err(failed)?.and_then(|started| started.ids);
+        let started = Program::start(runtime.argv(&words), files, command.terminal, ids);
         Ok(Box::new(started.map_err(failed)?))
     }
 }
@@ -144,7 +146,12 @@ enum Stream<P> {
 }
 
 impl Program {
-    fn start(argv: Vec<String>, files: Files, terminal: Option<TerminalSize>) -> io::Result<Self> {
+    fn start(
+        argv: Vec<String>,
+        files: Files,
+        terminal: Option<TerminalSize>,
+        own_ids: Option<IdRange>,
+    ) -> io::Result<Self> {
         let started = |wired: Wired| wired.start().map_err(io::Error::other);
         if let Some(size) = terminal {
             let (near, far) = Terminal::make(size.columns, size.rows)?;
@@ -163,6 +170,9 @@ impl Program {
         }
         let ((input, stdin), (output, stdout)) = (input_pipe()?, output_pipe()?);
         let (errors, stderr) = output_pipe()?;
+        let ends = [stdin, stdout, stderr];
+        users::give(&ends, own_ids)?;
+        let [stdin, stdout, stderr] = ends;
         let child = started(Wired { argv, stdin, stdout, stderr, terminal: false })?;
         Ok(Self {
             child,

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use super::Oci;
 use crate::drivers::DriverError;
 use crate::drivers::compute::GuestFacts;
+use crate::host::idmap::{IdRange, NOBODY};
 use crate::host::procfs;
 
 #[async_trait]
@@ -46,10 +47,12 @@ impl GuestFacts for Oci {
     async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {
         let ready = self.containers.ready(vm)?;
         let failed = |error| DriverError::failed(format!("read the processes of VM {vm}"), error);
+        let started = self.containers.folder(vm).started().map_err(failed)?;
+        let ids = started.and_then(|started| started.ids);
         let mut processes = Map::new();
         for pid in ready.cgroups.members().map_err(failed)? {
             // By the pid that it has in its container.
-            if let Some((inside, process)) = process(pid).map_err(failed)? {
+            if let Some((inside, process)) = process(pid, ids).map_err(failed)? {
                 processes.insert(inside.to_string(), process);
             }
         }
@@ -57,15 +60,21 @@ impl GuestFacts for Oci {
     }
 }
 
-fn process(pid: u32) -> io::Result<Option<(u32, Value)>> {
+fn process(pid: u32, ids: Option<IdRange>) -> io::Result<Option<(u32, Value)>> {
     let Some(status) = procfs::status(pid)? else { return Ok(None) };
     let argv = procfs::cmdline(pid)?.unwrap_or_default();
     let program = argv.first().map(std::path::Path::new);
     let name = program.and_then(|program| program.file_name()?.to_str()).unwrap_or_default();
     let inside = procfs::innermost_pid(pid)?.unwrap_or(pid);
+    // As it knows them itself.
+    let own = |id: u64| match ids {
+        Some(ids) => u32::try_from(id).map_or(NOBODY, |id| ids.inside(id)).into(),
+        None => id,
+    };
     let psinfo = json!({
-        "pr_pid": inside, "pr_ppid": status.parent, "pr_uid": status.uid,
-        "pr_euid": status.effective_uid, "pr_gid": status.gid, "pr_egid": status.effective_gid,
+        "pr_pid": inside, "pr_ppid": status.parent, "pr_uid": own(status.uid),
+        "pr_euid": own(status.effective_uid), "pr_gid": own(status.gid),
+        "pr_egid": own(status.effective_gid),
         "pr_fname": name, "pr_psargs": argv.join(" "), "pr_size": status.size_kib,
         "pr_rssize": status.resident_kib, "pr_nlwp": status.threads,
     });

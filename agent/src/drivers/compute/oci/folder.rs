@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::drivers::compute::notes::{absent_is_fine, read, write};
 use crate::drivers::compute::{Ended, Logged, logged};
 use crate::drivers::{DriverError, files};
+use crate::host::idmap::IdRange;
 use crate::host::{Cgroups, ProcessId};
 
 /// The folder of all containers in the run folder.
@@ -39,6 +40,9 @@ pub(super) struct Orders {
     pub(super) console_log: PathBuf,
     /// Boot of the host.
     pub(super) boot_id: String,
+    /// See [`Started::ids`].
+    #[serde(default)]
+    pub(super) ids: Option<IdRange>,
 }
 
 /// `start.json`: what was started. Written before the monitor is.
@@ -58,6 +62,9 @@ pub(super) struct Started {
     pub(super) nics: Vec<(usize, String)>,
     /// Asks it to stop.
     pub(super) stop_signal: i32,
+    /// The host's ids that its own are, unless its own are the host's.
+    #[serde(default)]
+    pub(super) ids: Option<IdRange>,
 }
 
 /// `ready.json`: the container's own process runs. Written by the monitor.

@@ -7,6 +7,7 @@ mod bundle;
 mod console_server;
 mod containers;
 mod devices;
+mod door;
 mod exec;
 mod facts;
 mod folder;
@@ -26,6 +27,7 @@ use async_trait::async_trait;
 use muster_shared::clock::SharedClock;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::Code;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use self::bundle::Offered;
@@ -37,6 +39,7 @@ pub use self::table::COMMAND as MONITOR_COMMAND;
 use super::{Abilities, Compute, GuestSignal, Observed, Resources, RunningGuest, not_running};
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
+use crate::host::idmap::IdRange;
 use crate::host::{SharedExec, procfs};
 use crate::vm_record::VmRecord;
 
@@ -62,6 +65,20 @@ pub struct OciConfig {
     pub cluster: Arc<Cluster>,
     /// `compute.cgroup_parent`.
     pub cgroup_parent: String,
+    /// The ids of the host that containers get for their own, where that can be; none: those of the host
+    /// are theirs.
+    pub user_ids: Option<IdRange>,
+}
+
+/// `compute.user_namespaces`: whose ids those of new containers are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UserNamespaces {
+    /// Their own, where the node can do that and the image needs nothing else.
+    Auto,
+    /// Those of the host.
+    #[default]
+    Never,
 }
 
 /// The driver.
@@ -98,6 +115,7 @@ impl Oci {
             prefix: config.prefix.clone(),
             boot_id: boot_id.clone(),
             offered: offered.unwrap_or_default(),
+            user_ids: config.user_ids.filter(|_| nix::unistd::geteuid().is_root()),
             found: parking_lot::Mutex::default(),
         };
         prober.open().await;
@@ -124,6 +142,7 @@ impl Compute for Oci {
         let verdict = self.containers.verdict();
         Abilities {
             no_containers: verdict.lacking(),
+            user_ids: verdict.user_ids(self.containers.user_ids()),
             containers: verdict.runtime.map(|runtime| runtime.program),
             degraded: [verdict.problems, self.degraded.clone()].concat(),
             ..Abilities::default()

@@ -11,6 +11,7 @@ use muster_shared::clock::{Clock as _, SystemClock};
 
 use super::console_server::{Io, Server};
 use super::folder::{ContainerFolder, Exited, Orders, Ready};
+use super::users::give;
 use crate::host::{Cgroups, Exit, ProcessId, TerminalSocket, Wired, reaper};
 
 /// Longest run of a command of the runtime.
@@ -96,6 +97,7 @@ impl Monitor {
             true => Some(TerminalSocket::bind(&socket)?),
             false => None,
         };
+        give(&ends, self.orders.ids)?;
         self.wired(&words, ends).await?;
         if let Some(listener) = listener {
             let received = tokio::time::timeout(RUNTIME_TIMEOUT, listener.receive()).await;

@@ -14,11 +14,13 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::bundle::{self, Input, Offered, Program};
+use super::door::{self, Door};
 use super::folder;
 use super::users::Ids;
 use crate::drivers::DriverError;
+use crate::host::idmap::IdRange;
 use crate::host::{Command, Exec, ExecError, Output, SharedExec};
-use crate::vm_record::VmRecord;
+use crate::vm_record::{VmRecord, user_ids};
 
 /// Those that are tried, in this order.
 const KNOWN: [&str; 2] = ["runc", "crun"];
@@ -91,6 +93,8 @@ pub(super) struct Prober {
     pub(super) prefix: String,
     pub(super) boot_id: String,
     pub(super) offered: Offered,
+    /// What containers get ids of; none: nobody wants that.
+    pub(super) user_ids: Option<IdRange>,
     pub(super) found: Mutex<Verdict>,
 }
 
@@ -100,17 +104,34 @@ struct Noted {
     boot_id: String,
     configured: String,
     program: String,
+    /// Whether a container ran with ids of its own, or why not; none: it was not tried.
+    #[serde(default)]
+    own_ids: Option<Result<(), String>>,
 }
 
 /// What was found.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Verdict {
     pub(super) runtime: Option<Runtime>,
-    /// Why those that are there do not work.
+    /// Why those that are there do not work, or not with all.
     pub(super) problems: Vec<String>,
+    /// A container ran with ids of its own.
+    has_own_ids: bool,
 }
 
 impl Verdict {
+    /// Those of these that containers get.
+    pub(super) fn user_ids(&self, wanted: Option<IdRange>) -> Option<IdRange> {
+        wanted.filter(|_| self.has_own_ids)
+    }
+
+    fn tried(&mut self, own_ids: Option<&Result<(), String>>) {
+        self.has_own_ids = own_ids.is_some_and(|tried| tried.is_ok());
+        if let Some(Err(why)) = own_ids {
+            self.problems.push(format!("containers have no user namespaces: {why}"));
+        }
+    }
+
     /// Why no container can run.
     pub(super) fn lacking(&self) -> Option<String> {
         if self.runtime.is_some() {
@@ -151,7 +172,20 @@ impl Prober {
         let noted = noted.and_then(|json| serde_json::from_slice::<Noted>(&json).ok());
         match noted {
             Some(noted) if noted.boot_id == self.boot_id && noted.configured == self.configured => {
-                self.found.lock().runtime = Some(self.named(&noted.program));
+                let runtime = self.named(&noted.program);
+                let own_ids = match (noted.own_ids, self.user_ids) {
+                    (None, Some(ids)) => {
+                        let tried = self.attempt_with_ids(&runtime, ids).await;
+                        self.note(&noted.program, Some(&tried));
+                        Some(tried)
+                    }
+                    // Whoever starts agents may have closed it again.
+                    (Some(Ok(())), Some(_)) => Some(self.let_pass()),
+                    (tried, wanted) => tried.filter(|_| wanted.is_some()),
+                };
+                let mut found = self.found.lock();
+                found.runtime = Some(runtime);
+                found.tried(own_ids.as_ref());
             }
             _ => self.probe().await,
         }
@@ -177,8 +211,13 @@ impl Prober {
             let runtime = self.named(program);
             match self.attempt(&runtime).await {
                 Ok(()) => {
-                    self.note(program);
+                    let own_ids = match self.user_ids {
+                        Some(ids) => Some(self.attempt_with_ids(&runtime, ids).await),
+                        None => None,
+                    };
+                    self.note(program, own_ids.as_ref());
                     verdict.runtime = Some(runtime);
+                    verdict.tried(own_ids.as_ref());
                     break;
                 }
                 // One that nobody asked for need not be there.
@@ -196,11 +235,12 @@ impl Prober {
     }
 
     /// Probes take time that restarts of the agent do not have.
-    fn note(&self, program: &str) {
+    fn note(&self, program: &str, own_ids: Option<&Result<(), String>>) {
         let noted = Noted {
             boot_id: self.boot_id.clone(),
             configured: self.configured.clone(),
             program: program.to_owned(),
+            own_ids: own_ids.cloned(),
         };
         let json = serde_json::to_vec(&noted).unwrap_or_default();
         if let Err(error) = std::fs::write(self.noted(), json) {
@@ -208,8 +248,27 @@ impl Prober {
         }
     }
 
+    fn let_pass(&self) -> Result<(), String> {
+        door::let_pass(&self.run_dir).map_err(|error| error.to_string())
+    }
+
+    /// As [`Self::attempt`], with a user namespace.
+    async fn attempt_with_ids(&self, runtime: &Runtime, range: IdRange) -> Result<(), String> {
+        self.let_pass()?;
+        let ran = self.attempt_as(runtime, Some(user_ids::one_of(range))).await;
+        ran.map_err(|error| Chain(&error).to_string())
+    }
+
     /// Runs the smallest container that there can be.
     async fn attempt(&self, runtime: &Runtime) -> Result<(), ExecError> {
+        self.attempt_as(runtime, None).await
+    }
+
+    async fn attempt_as(
+        &self,
+        runtime: &Runtime,
+        ids: Option<IdRange>,
+    ) -> Result<(), ExecError> {
         let failed = |source| ExecError::Run { program: runtime.program.clone(), source };
         let bundle = self.data_dir.join(folder::DATA).join(".probe");
         let id = format!("probe-{}", std::process::id());
@@ -218,11 +277,19 @@ impl Prober {
             (false, "") => format!("/{}-{id}", self.prefix),
             (systemd, parent) => cgroup_path(systemd, parent, &self.prefix, &id),
         };
-        write_probe(&bundle, &cgroup, self.offered).map_err(failed)?;
+        write_probe(&bundle).map_err(failed)?;
+        let (door, root) = (Door::of(&self.run_dir, &id), bundle.join("root"));
+        if let Some(ids) = ids {
+            // Nobody owns what is in it.
+            door.open(&root, ids, None).map_err(failed)?;
+        }
+        let root = if ids.is_some() { door.root() } else { root };
+        configure_probe(&bundle, &root, ids, &cgroup, self.offered).map_err(failed)?;
         let path = bundle.display().to_string();
         let words = ["run", "--bundle", &path, &id];
         let ran = runtime.run(self.exec.as_ref(), &words, PROBE_TIMEOUT).await.map(drop);
         let forgotten = runtime.delete(self.exec.as_ref(), &id).await;
+        door.remove().map_err(failed)?;
         let removed = std::fs::remove_dir_all(&bundle).map_err(failed);
         ran.and(forgotten).and(removed)
     }
@@ -237,12 +304,25 @@ pub(super) fn cgroup_path(systemd: bool, parent: &str, prefix: &str, id: &str) -
     }
 }
 
-fn write_probe(bundle: &Path, cgroup: &str, offered: Offered) -> io::Result<()> {
+/// The files of the smallest container: all that a runtime would make in it, which it may have no right to.
+fn write_probe(bundle: &Path) -> io::Result<()> {
     let root = bundle.join("root");
-    std::fs::create_dir_all(&root)?;
+    for folder in ["", "proc", "dev", "sys"].map(|name| root.join(name)) {
+        std::fs::create_dir_all(&folder)?;
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755))?;
+    }
     let program = root.join("probe");
     std::fs::write(&program, elf())?;
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))
+}
+
+fn configure_probe(
+    bundle: &Path,
+    root: &Path,
+    own_ids: Option<IdRange>,
+    cgroup: &str,
+    offered: Offered,
+) -> io::Result<()> {
     let properties = json!({ "max_physical_memory": 64, "hostname": "probe" });
     let serde_json::Value::Object(properties) = properties else { return Ok(()) };
     let task = "00000000-0000-0000-0000-000000000000".parse().map_err(io::Error::other)?;
@@ -253,9 +333,11 @@ fn write_probe(bundle: &Path, cgroup: &str, offered: Offered) -> io::Result<()> 
         vm: &vm,
         program: &program,
         ids: &Ids::default(),
-        root: &root,
+        root,
         etc: Vec::new(),
         namespace: None,
+        own_ids,
+        devices: None,
         cgroup,
         offered,
     };
@@ -310,6 +392,7 @@ mod tests {
             prefix: "muster".to_owned(),
             boot_id: "boot".to_owned(),
             offered: Offered::default(),
+            user_ids: None,
             found: Mutex::default(),
         }
     }

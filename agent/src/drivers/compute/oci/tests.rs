@@ -26,6 +26,7 @@ async fn driver(exec: &Arc<FakeExec>) -> (TempDir, Oci) {
         server_uuid: uuid::Uuid::from_u128(1).into(),
         cluster: Cluster::unknown(),
         cgroup_parent: String::new(),
+        user_ids: None,
     };
     let clock = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
     let driver = Oci::open(config, exec.clone(), clock).await.unwrap();
@@ -111,7 +112,7 @@ async fn a_start_that_fails_leaves_no_process_and_says_what_the_runtime_said() {
     let root = folder.path().join("root");
     std::fs::create_dir(&root).unwrap();
     let with = Resources {
-        root: Some(ContainerRoot { path: root, runtime: RuntimeConfig::default() }),
+        root: Some(ContainerRoot { path: root, runtime: RuntimeConfig::default(), ids: None }),
         ..Resources::default()
     };
     // The scripted monitor has ended at once.

@@ -2,13 +2,16 @@
 //! within its root.
 
 use std::io::{self, Read as _};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use muster_shared::wire::Code;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::sys::stat::Mode;
+use nix::unistd::{Gid, Uid, fchown};
 
 use crate::drivers::DriverError;
+use crate::host::idmap::IdRange;
 
 /// Longest file of users or groups that is read, bytes.
 const MAX_BYTES: u64 = 1024 * 1024;
@@ -20,6 +23,14 @@ pub(super) struct Ids {
     pub(super) gid: u32,
     /// Further groups.
     pub(super) groups: Vec<u32>,
+}
+
+/// Makes the ends of pipes root's of a container: its programs open them anew, by the names that they have
+/// in `/dev`.
+pub(super) fn give(ends: &[OwnedFd], ids: Option<IdRange>) -> io::Result<()> {
+    let Some(ids) = ids else { return Ok(()) };
+    let (user, group) = (Uid::from_raw(ids.first), Gid::from_raw(ids.first));
+    ends.iter().try_for_each(|end| Ok(fchown(end, Some(user), Some(group))?))
 }
 
 /// Looks a user up, e.g. `www-data`, `33`, `33:33`; `None` is root.

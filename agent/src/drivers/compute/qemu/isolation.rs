@@ -9,12 +9,16 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 
 use super::folder::GuestFolder;
+use crate::host::idmap::IdRange;
 use crate::host::user_has_processes;
 
 /// Users for guests begin here: systemd's list of assigned numbers leaves the range to nobody.
 pub const FIRST_UID: u32 = 1_900_000_000;
 /// Users for guests.
 const UIDS: u32 = 65_536;
+
+/// All of them.
+pub const GUESTS: IdRange = IdRange { first: FIRST_UID, count: UIDS };
 
 /// Users of the processes of guests, where the agent may give them any.
 #[must_use]

@@ -211,6 +211,7 @@ impl Compute for Qemu {
             uefi: firmware::Firmware::find(Path::new(firmware::FOLDER)).is_some(),
             containers: None,
             no_containers: None,
+            user_ids: None,
             degraded: [verdict.degraded, self.degraded.clone()].concat(),
         }
     }

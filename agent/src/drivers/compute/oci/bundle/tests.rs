@@ -33,6 +33,8 @@ fn built(vm: &VmRecord, namespace: Option<&Path>, offered: Offered) -> Value {
         root: Path::new("/roots/x/root"),
         etc: vec![("hosts", PathBuf::from("/data/hosts"))],
         namespace,
+        own_ids: None,
+        devices: None,
         cgroup: "/muster-vms/x",
         offered,
     };
