@@ -49,13 +49,23 @@ pub fn can_run() -> bool {
 /// # Panics
 /// If it can't be made, or the coordinator refuses it.
 pub async fn import(client: &Client, config: &Value) -> String {
+    import_with(client, config, &json!({})).await
+}
+
+/// As [`import`], with further members of its manifest.
+///
+/// # Panics
+/// As [`import`].
+pub async fn import_with(client: &Client, config: &Value, members: &Value) -> String {
     let archive = archive(config);
     let uuid = fresh_uuid();
     let sum = hex::encode(Sha256::digest(&archive));
-    let manifest = json!({
+    let mut manifest = json!({
         "v": 2, "uuid": uuid, "name": "busybox", "version": "1", "type": "docker", "os": "linux",
         "files": [{ "size": archive.len(), "compression": "none" }],
     });
+    let members = members.as_object().expect("an object").clone();
+    manifest.as_object_mut().expect("it is one").extend(members);
     client.post("/images", &manifest).await.expect(200);
     let query = format!("/images/{uuid}/file?compression=none&sha256={sum}");
     let octets = "application/octet-stream";

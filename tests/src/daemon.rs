@@ -247,8 +247,12 @@ impl Agent {
             // How full this machine's disk is must not matter.
             "images.gc.enabled=false",
         ];
+        let dir = temp_dir();
+        // As where nodes keep their folders: what is in it is closed by itself.
+        let passable = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+        std::fs::set_permissions(dir.path(), passable).expect("it was just made");
         let mut agent = Self {
-            dir: temp_dir(),
+            dir,
             server_uuid: fresh_uuid(),
             coordinators: coordinators.iter().map(|c| (*c).to_owned()).collect(),
             settings: always.iter().chain(settings).map(|s| (*s).to_owned()).collect(),

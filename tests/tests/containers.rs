@@ -40,7 +40,9 @@ impl World {
         let named = format!("instance={instance}");
         // The host stands in for everything else on the bridge.
         let reaches_host = r#"network.server_tags=["one"]"#;
-        let agent = Agent::with(&[&coordinator.agent_url()], &[&named, reaches_host], &[]);
+        let own_ids = r#"compute.user_namespaces="auto""#;
+        let settings = [named.as_str(), reaches_host, own_ids];
+        let agent = Agent::with(&[&coordinator.agent_url()], &settings, &[]);
         agent.wait_allocatable(&client).await;
         let config = json!({
             "Entrypoint": ["/bin/sh", "-c"], "Cmd": [SERVER], "Env": ["COLOUR=blue"],
@@ -326,6 +328,93 @@ async fn an_image_of_a_container_makes_others_with_its_files() {
     for vm in [vm, other] {
         assert_eq!(world.traces(&vm), Vec::<String>::new());
     }
+}
+
+/// The ids of the node that a container's own are, as it sees them: its first one, the node's, how many.
+fn ids_of(vm: &Value) -> Vec<u32> {
+    let map = container::inside(vm["pid"].as_u64(), "cat /proc/self/uid_map");
+    map.split_whitespace().map(|number| number.parse().expect("a number")).collect()
+}
+
+/// User and group of a process, as the node knows them.
+fn owner_of(vm: &Value) -> Vec<String> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", vm["pid"])).expect("it runs");
+    let ids = status.lines().filter(|line| line.starts_with("Uid:") || line.starts_with("Gid:"));
+    ids.filter_map(|line| line.split_whitespace().nth(1)).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn root_of_a_container_is_nobody_on_the_node() {
+    let Some(world) = World::new().await else { return };
+    let one = world.create(&json!({})).await;
+    let two = world.create(&json!({ "nics": [], "alias": "two" })).await;
+    // Root in it listens on the port of every web server.
+    assert_eq!(shows(ADDRESS).await, "a page of a container");
+    let (shown, other) = (world.vm(&one).await, world.vm(&two).await);
+    let ids = ids_of(&shown);
+    let first = ids[1];
+    assert!(ids[0] == 0 && first > 65_535 && ids[2] == 65_536, "{ids:?}");
+    assert!(first.abs_diff(ids_of(&other)[1]) >= 65_536, "each has ids of its own");
+    assert_eq!(owner_of(&shown), [first.to_string(), first.to_string()]);
+
+    // It sees files as ever; on the node they are under its ids, and on disk under those it knows.
+    let pid = shown["pid"].as_u64();
+    let listed = "ls -ln /www | tr -s ' ' | cut -d ' ' -f 1-4,9-; ls -lnd / /proc/1 /tmp | cut -c 1-24";
+    let files = "echo x > /srv; chown 33:34 /srv; chmod 4755 /srv; rm /etc/group; \
+                 chown 5 /www/index.html; ln /srv /linked";
+    container::inside(pid, files);
+    let listed = container::inside(pid, listed);
+    assert!(listed.contains("-rw-r--r-- 1 5 0 index.html"), "{listed}");
+    let owners = |path: &Path| {
+        use std::os::unix::fs::MetadataExt as _;
+        let found = std::fs::symlink_metadata(path).expect("it is there");
+        (found.uid(), found.gid(), found.mode() & 0o7777)
+    };
+    let upper = world.agent.data_dir().join("roots").join(&one).join("upper");
+    let node = Path::new("/proc").join(shown["pid"].to_string()).join("root");
+    for name in ["srv", "linked"] {
+        assert_eq!(owners(&node.join(name)), (first + 33, first + 34, 0o4755), "{name}");
+        assert_eq!(owners(&upper.join(name)), (33, 34, 0o4755), "{name}");
+    }
+    assert_eq!(owners(&upper.join("www/index.html")).0, 5);
+    assert_eq!(owners(&node.join("bin/busybox")).0, first);
+    assert!(!node.join("etc/group").exists());
+
+    // The same ones at each start, for its files and for itself.
+    world.task(&world.path(&one, "/reboot"), &json!({})).await;
+    shows(ADDRESS).await;
+    let again = world.vm(&one).await;
+    assert_eq!(ids_of(&again), ids);
+    let script = "ls -ln /srv | tr -s ' ' | cut -d ' ' -f 1-4";
+    let listed = container::inside(again["pid"].as_u64(), script);
+    assert_eq!(listed, "-rwsr-xr-x 2 33 34\n");
+    for vm in [&one, &two] {
+        world.destroy(vm).await;
+    }
+    for vm in [one, two] {
+        assert_eq!(world.traces(&vm), Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
+async fn what_needs_the_ids_of_the_node_has_them() {
+    let Some(world) = World::new().await else { return };
+    // A container that was made with them keeps them, until it is one of another image.
+    let mut image = world.client.get(&format!("/images/{}", world.image)).await.expect(200);
+    let config = json!({ "Entrypoint": ["/bin/sh", "-c"], "Cmd": [SERVER] });
+    let needs = json!({ "requirements": { "host_ids": true } });
+    let closed = container::import_with(&world.client, &config, &needs).await;
+    image["uuid"] = json!(closed);
+    let vm = world.create(&json!({ "image_uuid": closed, "image": image })).await;
+    shows(ADDRESS).await;
+    let shown = world.vm(&vm).await;
+    assert_eq!((ids_of(&shown), owner_of(&shown)[0].as_str()), (vec![0, 0, u32::MAX], "0"));
+    let path = world.path(&vm, "/reprovision");
+    world.task(&path, &json!({ "image_uuid": world.image })).await;
+    shows(ADDRESS).await;
+    assert!(ids_of(&world.vm(&vm).await)[1] > 65_535);
+    world.destroy(&vm).await;
+    assert_eq!(world.traces(&vm), Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -33,7 +33,8 @@ impl World {
         let coordinator = Coordinator::start();
         let client = coordinator.client();
         let named = format!("instance=d{}", &fresh_uuid()[..6]);
-        let agent = Agent::with(&[&coordinator.agent_url()], &[&named], &[]);
+        let own_ids = r#"compute.user_namespaces="auto""#;
+        let agent = Agent::with(&[&coordinator.agent_url()], &[&named, own_ids], &[]);
         agent.wait_allocatable(&client).await;
         let config = json!({ "Entrypoint": ["/bin/sleep", "100000"], "Env": ["COLOUR=blue"] });
         let image = container::import(&client, &config).await;
@@ -78,11 +79,26 @@ impl World {
         self.client.post(&self.path("/docker-copy"), &body).await.expect(200)
     }
 
-    /// The names and contents that a path is read as.
-    async fn read(&self, path: &str) -> Vec<(String, String)> {
+    /// The archive that a path is read as.
+    async fn archive(&self, path: &str) -> Vec<u8> {
         let mut stream = self.connect("/docker-copy", &json!({ "path": path })).await;
         let mut bytes = Vec::new();
         timeout(LONG, stream.read_to_end(&mut bytes)).await.expect("it ends").expect("it holds");
+        bytes
+    }
+
+    /// User and group of the first thing in what a path is read as.
+    async fn owner(&self, path: &str) -> (u64, u64) {
+        let bytes = self.archive(path).await;
+        let mut archive = tar::Archive::new(&bytes[..]);
+        let first = archive.entries().expect("an archive").next().expect("an entry");
+        let first = first.expect("an entry");
+        (first.header().uid().expect("a number"), first.header().gid().expect("a number"))
+    }
+
+    /// The names and contents that a path is read as.
+    async fn read(&self, path: &str) -> Vec<(String, String)> {
+        let bytes = self.archive(path).await;
         let mut archive = tar::Archive::new(&bytes[..]);
         let entries = archive.entries().expect("an archive").map(|entry| {
             let mut entry = entry.expect("an entry");
@@ -165,6 +181,12 @@ async fn files_go_in_and_out_and_nowhere_else() {
     let file = [("note".to_owned(), "from outside".to_owned())];
     assert_eq!(world.read("/tmp/note").await, file);
     assert!(world.read("/www").await.iter().any(|(name, _)| name == "www/index.html"));
+    // Whatever the node calls them.
+    assert_eq!(world.owner("/tmp/note").await, (0, 0));
+    let script = "test -O /tmp/note && chown 33:34 /tmp/note && ls -ln /tmp/note";
+    let heard = world.exec(json!({ "Cmd": ["sh", "-c", script] }), &[]).await;
+    assert!(text(&heard, "stdout").contains("33"), "{heard:?}");
+    assert_eq!(world.owner("/tmp/note").await, (33, 34));
     let stat = world.copy("/tmp/note", "stat").await;
     assert_eq!(stat["containerPathStat"]["size"], 12, "{stat}");
     assert_eq!(stat["port"], Value::Null);
