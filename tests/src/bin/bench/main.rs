@@ -5,6 +5,7 @@
 
 mod abuse;
 mod allocator;
+mod containers;
 mod contract;
 mod foundation;
 mod network;
@@ -45,6 +46,8 @@ enum Part {
     Tickets,
     /// What an agent with many VMs costs, and how soon a change is known. Takes minutes.
     Node,
+    /// Containers: creates over runc alone, and what an agent with many costs. Takes minutes, needs root.
+    Containers,
     /// NICs on bridges beside user-mode networks: creates, throughput. Needs root.
     Network,
     /// Allocations on a fleet that reports. Takes minutes.
@@ -65,6 +68,7 @@ async fn main() {
                 Part::Contract => contract::run().await,
                 Part::Tickets => tickets::run().await,
                 Part::Node => node::run().await,
+                Part::Containers => containers::run().await,
                 Part::Network => network::run(),
                 Part::Allocator => allocator::run(servers).await,
                 Part::Abuse => abuse::run(&binaries).await,

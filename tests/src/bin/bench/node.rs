@@ -116,17 +116,28 @@ async fn idle_guests() {
         // A guest without a system is never idle under emulation.
         agent.run_task("machine_kill", &json!({ "uuid": uuid, "signal": "SIGSTOP" })).await;
     }
+    let rest = at_rest(agent.daemon().pid()).await;
+    let name = format!("agent, {count} guests that stand still: CPU of a core");
+    row(&name, &rest.cpu_share, "1 %");
+    row(&format!("agent, {count} guests: memory"), &rest.memory, "32 MiB");
+}
+
+/// What a process takes that has settled.
+pub(crate) struct Rest {
+    /// Of one core.
+    pub(crate) cpu_share: String,
+    pub(crate) memory: String,
+}
+
+pub(crate) async fn at_rest(pid: u32) -> Rest {
     tokio::time::sleep(SETTLE).await;
-    let pid = agent.daemon().pid();
     let (before, from) = (cpu_ms(pid), now());
     tokio::time::sleep(WATCH).await;
     let used = cpu_ms(pid) - before;
     let watched = u64::try_from(from.elapsed().as_millis().max(1)).unwrap_or(u64::MAX);
     let hundredths = used * 10_000 / watched;
-    let share = format!("{}.{:02} %", hundredths / 100, hundredths % 100);
-    row(&format!("agent, {count} guests that stand still: CPU of a core"), &share, "1 %");
-    let rss = kib_to_mib(rss_kib(pid));
-    row(&format!("agent, {count} guests: memory"), &format!("{rss:.1} MiB"), "32 MiB");
+    let cpu_share = format!("{}.{:02} %", hundredths / 100, hundredths % 100);
+    Rest { cpu_share, memory: format!("{:.1} MiB", kib_to_mib(rss_kib(pid))) }
 }
 
 /// CPU time that a process has used, ms.
