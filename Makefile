@@ -1,7 +1,7 @@
 # The short way to everything; each target is a script that can also be run by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test test-full test-system test-zfs fuzz fuzz-api bench release lint fmt docs ci
+.PHONY: help demo demo-stop test test-full test-system test-zfs fuzz fuzz-api bench bench-zfs release lint fmt docs ci
 
 CARGO := PATH="$${CARGO_HOME:-$$HOME/.cargo}/bin:$$PATH" cargo
 BINARIES := -p muster-agent -p muster-coordinator -p muster-cli
@@ -40,6 +40,9 @@ bench: ## Measures speed and memory, beside the goals (optimized build)
 	@scripts/build-guest-image.sh
 	@$(CARGO) build --release --locked --workspace --bins
 	@target/release/bench
+
+bench-zfs: ## Measures creates on ZFS clones, in the guest of `make test-zfs` (optimized build)
+	@scripts/test-guest.sh bench-zfs
 
 release: ## Builds the three binaries into target/release/
 	@scripts/setup.sh demo

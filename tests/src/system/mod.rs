@@ -103,6 +103,12 @@ impl Cable {
 }
 
 impl System {
+    /// Whether somebody has built one.
+    #[must_use]
+    pub fn is_there() -> bool {
+        std::env::var_os(GUEST_VARIABLE).is_some()
+    }
+
     /// Starts one, and returns when it runs scripts.
     ///
     /// # Panics

@@ -12,6 +12,7 @@ mod network;
 mod node;
 mod store;
 mod tickets;
+mod zfs;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -50,6 +51,8 @@ enum Part {
     Containers,
     /// NICs on bridges beside user-mode networks: creates, throughput. Needs root.
     Network,
+    /// Creates on clones in a pool, on an emulated machine; see `make bench-zfs`. Takes minutes.
+    Zfs,
     /// Allocations on a fleet that reports. Takes minutes.
     Allocator,
     /// What hostile clients and a broken node do to a coordinator. Takes minutes.
@@ -70,6 +73,7 @@ async fn main() {
                 Part::Node => node::run().await,
                 Part::Containers => containers::run().await,
                 Part::Network => network::run(),
+                Part::Zfs => zfs::run().await,
                 Part::Allocator => allocator::run(servers).await,
                 Part::Abuse => abuse::run(&binaries).await,
             }
