@@ -133,7 +133,8 @@ impl Guest {
                     Ok(Line::Echo) => continue,
                     Ok(Line::Negotiate) => protocol::agreed(),
                     Ok(Line::Request(id, command)) => {
-                        protocol::written(&id, &self.answer(&command).await)
+                        // On the heap while it is made: most of the time there is none.
+                        protocol::written(&id, &Box::pin(self.answer(&command)).await)
                     }
                 },
             };

@@ -229,7 +229,7 @@ impl Engine {
         if let Some(live) = shared.live.get(id) {
             return (false, live.events.messages());
         }
-        shared.ended.get(id).map(|e| (e.acked, e.messages.clone())).unwrap_or_default()
+        shared.ended.get(id).map(|e| (e.acked, e.messages())).unwrap_or_default()
     }
 
     /// Tasks in order of acceptance.

@@ -10,7 +10,7 @@ use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::kv::{Change, KvError};
 use muster_shared::wire::{Code, TaskError};
 use parking_lot::Mutex;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -400,7 +400,7 @@ impl Engine {
             live.events.at_least(100);
         }
         live.events.flush();
-        ended.messages = live.events.messages();
+        ended.messages = Value::Array(live.events.messages()).to_string().into();
         match live.record.lock().error.as_ref().filter(|_| ended.state != State::Cancelled) {
             Some(TaskError { code, message, .. }) => {
                 tracing::warn!(state = ?ended.state, %code, reason = message, "task failed");
@@ -494,6 +494,6 @@ fn with_problems(mut error: TaskError, problems: &[String]) -> TaskError {
 fn forget_messages(shared: &mut Shared) {
     let Some((_, id)) = shared.by_seq.iter().rev().nth(KEPT_MESSAGES) else { return };
     if let Some(ended) = shared.ended.get_mut(id) {
-        ended.messages = Vec::new();
+        ended.messages = Box::default();
     }
 }

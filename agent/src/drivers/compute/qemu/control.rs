@@ -46,7 +46,8 @@ pub(super) struct Control {
     pub(super) shutdown: Option<String>,
 }
 
-/// Keeps `control` up to date until dropped.
+/// Keeps `control` up to date until dropped. There is one of these for each guest, so that what takes
+/// only a moment is on the heap for that moment.
 pub(super) async fn follow(
     sockets: &[PathBuf; 2],
     clock: &SharedClock,
@@ -54,7 +55,7 @@ pub(super) async fn follow(
 ) -> Infallible {
     let mut pause = MIN_PAUSE;
     loop {
-        let error = match connect(sockets).await {
+        let error = match Box::pin(connect(sockets)).await {
             Ok((qmp, events)) => {
                 pause = MIN_PAUSE;
                 let given_up = qmp.given_up();
@@ -77,7 +78,7 @@ pub(super) async fn follow(
             control.reason = reason;
             lost || news
         });
-        pause = match appeared(sockets, pause).await {
+        pause = match Box::pin(appeared(sockets, pause)).await {
             true => MIN_PAUSE,
             false => (pause * 2).min(MAX_PAUSE),
         };
@@ -123,11 +124,10 @@ async fn session(
     loop {
         // One question at a time; what happens meanwhile makes the next one.
         let mut again = false;
-        let status = async {
+        let mut status = Box::pin(async {
             let memory_bytes = balloon::actual(&qmp).await?;
             Ok::<_, QmpError>((qmp.execute::<qmp::QueryStatus>().await?, memory_bytes))
-        };
-        tokio::pin!(status);
+        });
         let answer = loop {
             tokio::select! {
                 biased;
