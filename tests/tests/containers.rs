@@ -40,8 +40,7 @@ impl World {
         let named = format!("instance={instance}");
         // The host stands in for everything else on the bridge.
         let reaches_host = r#"network.server_tags=["one"]"#;
-        let own_ids = r#"compute.user_namespaces="auto""#;
-        let settings = [named.as_str(), reaches_host, own_ids];
+        let settings = [named.as_str(), reaches_host];
         let agent = Agent::with(&[&coordinator.agent_url()], &settings, &[]);
         agent.wait_allocatable(&client).await;
         let config = json!({
@@ -359,7 +358,8 @@ async fn root_of_a_container_is_nobody_on_the_node() {
 
     // It sees files as ever; on the node they are under its ids, and on disk under those it knows.
     let pid = shown["pid"].as_u64();
-    let listed = "ls -ln /www | tr -s ' ' | cut -d ' ' -f 1-4,9-; ls -lnd / /proc/1 /tmp | cut -c 1-24";
+    let listed =
+        "ls -ln /www | tr -s ' ' | cut -d ' ' -f 1-4,9-; ls -lnd / /proc/1 /tmp | cut -c 1-24";
     let files = "echo x > /srv; chown 33:34 /srv; chmod 4755 /srv; rm /etc/group; \
                  chown 5 /www/index.html; ln /srv /linked";
     container::inside(pid, files);

@@ -33,8 +33,7 @@ impl World {
         let coordinator = Coordinator::start();
         let client = coordinator.client();
         let named = format!("instance=d{}", &fresh_uuid()[..6]);
-        let own_ids = r#"compute.user_namespaces="auto""#;
-        let agent = Agent::with(&[&coordinator.agent_url()], &[&named, own_ids], &[]);
+        let agent = Agent::with(&[&coordinator.agent_url()], &[&named], &[]);
         agent.wait_allocatable(&client).await;
         let config = json!({ "Entrypoint": ["/bin/sleep", "100000"], "Env": ["COLOUR=blue"] });
         let image = container::import(&client, &config).await;

@@ -91,12 +91,7 @@ impl Drop for First {
 ///
 /// # Errors
 /// `InvalidInput` where the kernel or the file system can't do that; or it refuses.
-pub fn show(
-    from: &Path,
-    at: &Path,
-    namespace: &UserNamespace,
-    read_only: bool,
-) -> io::Result<()> {
+pub fn show(from: &Path, at: &Path, namespace: &UserNamespace, read_only: bool) -> io::Result<()> {
     let tree = syscalls::open_tree(from)?;
     syscalls::map_ids(&tree, &namespace.0, read_only)?;
     syscalls::move_mount(&tree, at)

@@ -260,11 +260,7 @@ pub(super) fn open_tree(folder: &std::path::Path) -> io::Result<OwnedFd> {
 }
 
 /// Shows all that a mount shows, which is nowhere yet, under the ids of a user namespace.
-pub(super) fn map_ids(
-    tree: &OwnedFd,
-    user_namespace: &OwnedFd,
-    read_only: bool,
-) -> io::Result<()> {
+pub(super) fn map_ids(tree: &OwnedFd, user_namespace: &OwnedFd, read_only: bool) -> io::Result<()> {
     let read_only = if read_only { libc::MOUNT_ATTR_RDONLY } else { 0 };
     let attributes = libc::mount_attr {
         attr_set: libc::MOUNT_ATTR_IDMAP | read_only,

@@ -31,7 +31,8 @@ pub use devices::{
 pub use display::{GuestDisplay, MAX_PICTURE_BYTES, Picture};
 pub use facts::GuestFacts;
 pub use inside::{
-    BlockCounter, CpuCounters, GuestCounters, GuestInside, InsideRoot, LinkCounters, NetworkCounters,
+    BlockCounter, CpuCounters, GuestCounters, GuestInside, InsideRoot, LinkCounters,
+    NetworkCounters,
 };
 pub use process::{
     GuestCommand, GuestProcess, GuestProcesses, ProcessInput, ProcessOutput, TerminalSize,

@@ -16,9 +16,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     Abilities, AgentChannel, Compute, GuestCommand, GuestConsole, GuestCounters, GuestDevices,
-    GuestDisks, GuestDisplay, GuestFacts, GuestInside, GuestIo, GuestNic, InsideRoot, GuestNics, GuestPort,
-    GuestProcess, GuestProcesses, GuestSignal, Logged, Observed, Picture, Resources, RunningGuest,
-    SnapshotChange,
+    GuestDisks, GuestDisplay, GuestFacts, GuestInside, GuestIo, GuestNic, GuestNics, GuestPort,
+    GuestProcess, GuestProcesses, GuestSignal, InsideRoot, Logged, Observed, Picture, Resources,
+    RunningGuest, SnapshotChange,
 };
 use crate::drivers::DriverError;
 use crate::drivers::network::{Attached, Nic};

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use muster_shared::units::MIB;
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{
-    LinuxBuilder, LinuxIdMapping, LinuxIdMappingBuilder, LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType, Mount, MountBuilder,
-    ProcessBuilder, RootBuilder, Spec, SpecBuilder, User, UserBuilder,
+    LinuxBuilder, LinuxIdMapping, LinuxIdMappingBuilder, LinuxNamespace, LinuxNamespaceBuilder,
+    LinuxNamespaceType, Mount, MountBuilder, ProcessBuilder, RootBuilder, Spec, SpecBuilder, User,
+    UserBuilder,
 };
 
 pub(super) use self::confinement::{capabilities, seccomp};

@@ -240,9 +240,8 @@ impl Containers {
             // Also where new containers get none any more.
             let opened = door::let_pass(&self.config.run_dir)
                 .and_then(|()| door.open(&root.path, ids, namespace));
-            opened.map_err(|error| {
-                DriverError::failed(format!("open the door of VM {id}"), error)
-            })?;
+            opened
+                .map_err(|error| DriverError::failed(format!("open the door of VM {id}"), error))?;
         }
         let (passed, devices) = (door.root(), door.devices());
         let input = Input {
@@ -405,7 +404,8 @@ impl Containers {
             return Err(DriverError::refused(Code::VmRunning, format!("VM {vm} is running")));
         }
         let removed = self.door(vm).remove();
-        removed.map_err(|error| DriverError::failed(format!("remove the door of VM {vm}"), error))?;
+        removed
+            .map_err(|error| DriverError::failed(format!("remove the door of VM {vm}"), error))?;
         let folder = self.folder(vm);
         if !folder.exists() {
             return Ok(());

@@ -39,12 +39,7 @@ impl Door {
     }
 
     /// Opens it for one whose ids are these, and nobody else.
-    pub(super) fn open(
-        &self,
-        root: &Path,
-        ids: IdRange,
-        network: Option<&Path>,
-    ) -> io::Result<()> {
+    pub(super) fn open(&self, root: &Path, ids: IdRange, network: Option<&Path>) -> io::Result<()> {
         self.remove()?;
         DirBuilder::new().mode(0o700).create(&self.0)?;
         for place in [self.root(), self.devices()] {

@@ -75,9 +75,9 @@ pub struct OciConfig {
 #[serde(rename_all = "lowercase")]
 pub enum UserNamespaces {
     /// Their own, where the node can do that and the image needs nothing else.
+    #[default]
     Auto,
     /// Those of the host.
-    #[default]
     Never,
 }
 

@@ -264,11 +264,7 @@ impl Prober {
         self.attempt_as(runtime, None).await
     }
 
-    async fn attempt_as(
-        &self,
-        runtime: &Runtime,
-        ids: Option<IdRange>,
-    ) -> Result<(), ExecError> {
+    async fn attempt_as(&self, runtime: &Runtime, ids: Option<IdRange>) -> Result<(), ExecError> {
         let failed = |source| ExecError::Run { program: runtime.program.clone(), source };
         let bundle = self.data_dir.join(folder::DATA).join(".probe");
         let id = format!("probe-{}", std::process::id());

@@ -92,7 +92,10 @@ async fn what_a_crash_left_of_a_root_goes_with_its_task() {
     assert_eq!(rooted.storage.rooted().await.unwrap(), [vm(1)]);
     rooted.storage.destroy_root(vm(1), None).await.unwrap();
     assert_eq!(rooted.storage.rooted().await.unwrap(), []);
-    check_code(&rooted.storage.mount_root(vm(1), "/nowhere".as_ref(), None).await, "DatasetNotFound");
+    check_code(
+        &rooted.storage.mount_root(vm(1), "/nowhere".as_ref(), None).await,
+        "DatasetNotFound",
+    );
 }
 
 /// What the image has and the archive has not is hidden; nothing else is changed by it.
