@@ -82,6 +82,12 @@ pub fn counts_boots() -> Value {
     json!({ "Entrypoint": ["/bin/sh", "-c"], "Cmd": [program] })
 }
 
+/// The machine's own.
+pub(crate) fn busybox() -> &'static Path {
+    let places = ["/bin/busybox", "/usr/bin/busybox"].map(Path::new);
+    places.into_iter().find(|it| it.exists()).expect("it is installed")
+}
+
 /// As `docker save` writes it, of one layer.
 pub(crate) fn archive(config: &Value) -> Vec<u8> {
     let folder = temp_dir();
@@ -90,9 +96,7 @@ pub(crate) fn archive(config: &Value) -> Vec<u8> {
     {
         std::fs::create_dir_all(at(dir)).expect("a folder");
     }
-    let busybox =
-        ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|it| Path::new(it).exists());
-    std::fs::copy(busybox.expect("it is installed"), at("root/bin/busybox")).expect("a copy");
+    std::fs::copy(busybox(), at("root/bin/busybox")).expect("a copy");
     for applet in APPLETS {
         std::os::unix::fs::symlink("busybox", at("root/bin").join(applet)).expect("a link");
     }

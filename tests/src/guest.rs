@@ -15,13 +15,17 @@ use crate::repository;
 /// whatever else runs. A quiet machine takes a tenth of it.
 pub const BOOT: Duration = Duration::from_secs(240);
 
+/// Variable that names the folder of the image where the repository is not.
+pub const IMAGE_DIR: &str = "MUSTER_TEST_GUEST_DIR";
+
 /// The folder `scripts/build-guest-image.sh` fills.
 ///
 /// # Panics
 /// If the image has not been built.
 #[must_use]
 pub fn image_dir() -> PathBuf {
-    let dir = repository().join("target/guest");
+    let elsewhere = std::env::var_os(IMAGE_DIR).map(PathBuf::from);
+    let dir = elsewhere.unwrap_or_else(|| repository().join("target/guest"));
     assert!(
         dir.join("manifest.json").is_file(),
         "no guest image in {}: run scripts/build-guest-image.sh first",

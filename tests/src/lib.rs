@@ -14,6 +14,7 @@ pub mod kill_points;
 pub mod operator;
 pub mod own_network;
 pub mod pages;
+pub mod pool;
 pub mod power_cut;
 pub mod process;
 pub mod proxy;
@@ -37,6 +38,25 @@ pub fn binary(name: &str) -> PathBuf {
     found.unwrap_or_else(|| {
         panic!("{name} is not beside {}: run `cargo build --workspace` first", test.display())
     })
+}
+
+/// Path of the executable of a test target, built beside the test's own; the newest if there are several.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn test_binary(target: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the test has an executable");
+    let beside = test.parent().expect("it lies in a folder");
+    let is_it = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let hash = name.strip_prefix(target).and_then(|rest| rest.strip_prefix('-'));
+        hash.is_some_and(|hash| hash.chars().all(|it| it.is_ascii_hexdigit()))
+    };
+    let entries = std::fs::read_dir(beside).expect("it can be read").flatten();
+    let found = entries.map(|entry| entry.path()).filter(is_it);
+    let newest = found.max_by_key(|path| path.metadata().and_then(|it| it.modified()).ok());
+    newest.unwrap_or_else(|| panic!("no test {target} is beside {}", test.display()))
 }
 
 /// The repository's root.

@@ -6,6 +6,7 @@ use muster_shared::wire::Code;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
 use muster_tests::http::{Answer, Client};
 use muster_tests::kill_points::{chosen, fault_points};
+use muster_tests::pool::Pool;
 use muster_tests::wait::wait_for;
 use muster_tests::{container, guest, own_network};
 use serde_json::{Value, json};
@@ -130,14 +131,13 @@ enum Of {
 }
 
 impl Of {
-    fn agent(self, coordinator: &Coordinator) -> Agent {
-        match self {
-            Self::HardwareVm => Agent::start(&coordinator.agent_url()),
-            Self::Container => {
-                let named = format!("instance=k{}", &fresh_uuid()[..6]);
-                Agent::with(&[&coordinator.agent_url()], &[&named], &[])
-            }
+    fn agent(self, coordinator: &Coordinator, pool: Option<&Pool>) -> Agent {
+        let mut settings: Vec<String> = pool.into_iter().flat_map(Pool::settings).collect();
+        if self == Self::Container {
+            settings.push(format!("instance=k{}", &fresh_uuid()[..6]));
         }
+        let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+        Agent::with(&[&coordinator.agent_url()], &settings, &[])
     }
 
     async fn image(self, client: &Client, kind: &str) -> String {
@@ -271,7 +271,8 @@ async fn killed(of: Of, kind: &str) {
     }
     let coordinator = Coordinator::start();
     let client = coordinator.client();
-    let mut agent = of.agent(&coordinator);
+    let pool = Pool::wanted();
+    let mut agent = of.agent(&coordinator, pool.as_ref());
     agent.wait_allocatable(&client).await;
     let image = of.image(&client, kind).await;
     let vms = format!("/servers/{}/vms", agent.server_uuid);
@@ -313,11 +314,17 @@ async fn killed(of: Of, kind: &str) {
         let gone = ask(of, &client, &vms, &vm, "machine_destroy", &image).await;
         assert_ended(&client, &gone, &format!("{point}, destroyed")).await;
         of.assert_clean(&agent, &vm, point);
+        let datasets = pool.as_ref().map(|pool| pool.datasets(&vm)).unwrap_or_default();
+        assert_eq!(datasets, Vec::<String>::new(), "{point}: a dataset");
     }
+    let storage = if pool.is_some() { "zfs" } else { "file" };
     println!(
-        "{of:?}: {kind}: {} points tried, {died} were reached, nothing was left of any",
+        "{of:?} × {storage}: {kind}: {} points tried, {died} were reached, nothing was left of any",
         points.len()
     );
+    // The guests of the agent use it.
+    drop(agent);
+    drop(pool);
 }
 
 macro_rules! killed_at_points_of {
@@ -334,6 +341,8 @@ macro_rules! killed_at_points_of {
 killed_at_points_of! {
     HardwareVm:
     machine_boot
+    machine_create
+    machine_create_image
     machine_create_snapshot
     machine_delete_snapshot
     machine_destroy

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::guest::image_dir;
-use crate::{binary, repository};
+use crate::{binary, repository, test_binary};
 
 /// Of a command line.
 type Word<'a> = &'a dyn AsRef<std::ffi::OsStr>;
@@ -33,6 +33,9 @@ pub(super) fn write(disk: &Path) {
         strip(Path::new(&helper), &bin.join("muster-zfs"));
     }
     strip(&binary("examples/zfs-conformance"), &tests.join("zfs-conformance"));
+    // With the binaries that it starts.
+    strip(&test_binary("agent_crash"), &bin.join("agent_crash"));
+    std::fs::copy(crate::container::busybox(), tests.join("busybox")).expect("a copy");
     copy_files(&repository().join("systemd"), &dir.join("systemd"));
     copy_files(&image_dir(), &guest);
     let counts = crate::container::archive(&crate::container::counts_boots());

@@ -2,6 +2,7 @@
 //! `make test-zfs`.
 
 mod conformance;
+mod crash;
 mod endpoints;
 mod faults;
 mod lifecycle;
