@@ -64,14 +64,14 @@ pub(crate) struct Create {
 pub(crate) async fn run(client: &Client, output: &Output, args: Create) -> Result<(), CliError> {
     let target = Target::find(client, &args.vm).await?;
     let uuid = SeededEntropy::from_os().uuid();
-    let body = body(&args, manifest(&args, uuid, target.owner.as_ref()))?;
+    let body = body(&args, &manifest(&args, uuid, target.owner.as_ref()))?;
     let started: TaskStarted = client.post(&target.path("/images"), &body).await?;
     let title = format!("image {}@{} ({uuid})", args.name, args.version);
     let object = json!({ "image_uuid": uuid, "vm_uuid": target.uuid, "id": started.id });
     args.wait.follow_and_say(client, output, &title, &started, &object).await
 }
 
-fn body(args: &Create, manifest: Map<String, Value>) -> Result<Value, CliError> {
+fn body(args: &Create, manifest: &Map<String, Value>) -> Result<Value, CliError> {
     let mut body = json!({ "compression": args.compression, "manifest": manifest });
     if let Some(path) = &args.prepare {
         body["prepare_image_script"] = json!(spec_file::text(path)?);
@@ -117,10 +117,10 @@ mod tests {
         let made = manifest(&args, uuid::Uuid::nil(), None);
         let wanted = json!({ "uuid": uuid::Uuid::nil(), "name": "app", "version": "7" });
         assert_eq!(Value::Object(made), wanted);
-        let said = body(&args, Map::new()).unwrap();
+        let said = body(&args, &Map::new()).unwrap();
         assert_eq!(said, json!({ "compression": "zstd", "manifest": {} }));
         let more = [&line[..], &["--incremental", "--max-origin-depth", "3"]].concat();
-        let said = body(&Line::try_parse_from(more).unwrap().args, Map::new()).unwrap();
+        let said = body(&Line::try_parse_from(more).unwrap().args, &Map::new()).unwrap();
         assert_eq!((&said["incremental"], &said["max_origin_depth"]), (&json!(true), &json!(3)));
         Line::try_parse_from([&line[..], &["--max-origin-depth", "3"]].concat()).unwrap_err();
         Line::try_parse_from([&line[..], &["--compression", "rar"]].concat()).unwrap_err();

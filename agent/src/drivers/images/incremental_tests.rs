@@ -132,7 +132,7 @@ async fn what_can_not_be_laid_over_another_one_is_refused_and_leaves_nothing() {
     // As `zfs send` begins.
     let mut stream = raw_disk();
     stream[..8].fill(0);
-    stream[8..16].copy_from_slice(&0x2_F5ba_cbac_u64.to_le_bytes());
+    stream[8..16].copy_from_slice(&0x2_f5ba_cbac_u64.to_le_bytes());
     node.publish(&stream, "none", |_| ());
     check_code(&ensure(&images, image()).await, "NotSupported");
     node.check_nothing_left();

@@ -25,7 +25,7 @@ const CONVERT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Only a header is written.
 const LAY_OVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// In the first record of what `zfs send` writes.
-const ZFS_STREAM_MAGIC: u64 = 0x2_F5ba_cbac;
+const ZFS_STREAM_MAGIC: u64 = 0x2_f5ba_cbac;
 
 /// Files that belong to an install under way.
 #[derive(Clone, Debug)]
