@@ -318,7 +318,7 @@ fn run(program: &str, args: &[&str]) -> anyhow::Result<Vec<u8>> {
 
 /// The guest's files: the tiny guest's, with the writer, its libraries and a script that starts
 /// it added. The disk is virtio because QEMU's NVMe does not pass on "force unit access".
-fn initramfs(guest: &Path) -> anyhow::Result<Vec<u8>> {
+fn initramfs(dir: &Path, guest: &Path) -> anyhow::Result<Vec<u8>> {
     const INIT: &str = "#!/bin/busybox sh\n\
         while read -r module; do /bin/busybox insmod /lib/modules/$module; done \
             </lib/modules/order\n\
@@ -326,7 +326,10 @@ fn initramfs(guest: &Path) -> anyhow::Result<Vec<u8>> {
         /bin/busybox mount -t ext4 /dev/vda /data\n\
         /bin/writer \"$ENGINE\" \"$WORK\" /data/kv /dev/vda\n\
         /bin/busybox reboot -f\n";
-    let writer = crate::binary("power-cut-writer").display().to_string();
+    // Data for debuggers is most of it, and files in memory may take half of the guest's.
+    let (built, writer) = (crate::binary("power-cut-writer"), dir.join("writer"));
+    let writer = writer.display().to_string();
+    run("strip", &["--strip-debug", "-o", &writer, &built.display().to_string()])?;
     // The kernel unpacks one archive after the other.
     let mut archive = Cpio(std::fs::read(guest.join("initrd.gz"))?);
     archive.pad();
@@ -361,7 +364,7 @@ pub fn run_guest(dir: &Path, guest: &Path, engine: Engine, work: &str) -> anyhow
     let mut blank = std::fs::read(&disk)?;
     blank.truncate(usize::try_from(MARK_AT)?);
     let initrd = dir.join("initrd");
-    std::fs::write(&initrd, initramfs(guest)?)?;
+    std::fs::write(&initrd, initramfs(dir, guest)?)?;
     // QEMU does not grow it by itself.
     File::create(dir.join("log.raw"))?.set_len(2 << 30)?;
     boot(dir, &guest.join("vmlinuz"), &initrd, &format!("ENGINE={} WORK={work}", engine.name()))?;
@@ -383,7 +386,7 @@ fn boot(dir: &Path, vmlinuz: &Path, initrd: &Path, words: &str) -> anyhow::Resul
             "-no-user-config",
         ])
         .args(["-display", "none", "-no-reboot", "-M", "pc", "-accel", "tcg", "-cpu", "max"])
-        .args(["-m", "384", "-serial", &format!("file:{console}")])
+        .args(["-m", "288", "-serial", &format!("file:{console}")])
         .args(["-kernel", &vmlinuz.display().to_string()])
         .args(["-initrd", &initrd.display().to_string()])
         .args(["-append", &format!("console=ttyS0 quiet panic=-1 {words}")])

@@ -341,7 +341,6 @@ macro_rules! killed_at_points_of {
 killed_at_points_of! {
     HardwareVm:
     machine_boot
-    machine_create
     machine_create_image
     machine_create_snapshot
     machine_delete_snapshot

@@ -38,7 +38,7 @@ async fn crash(tests: &str, count: usize) {
 
 #[tokio::test]
 async fn killed_agents_leave_nothing_of_hardware_vms_in_a_pool() {
-    crash("machine_ --skip killed_at --skip containers::", 12).await;
+    crash("machine_ --skip killed_at --skip containers::", 11).await;
 }
 
 #[tokio::test]
