@@ -23,7 +23,7 @@ use url::Url;
 
 use super::download::Download;
 use super::manifest::{Compression, Format, ImageFile};
-use super::origins::Told;
+use super::origins::ManifestFuture;
 use super::pack::{self, DiskSource, Packed};
 use super::publish::Publication;
 use super::repository::Repository;
@@ -73,11 +73,11 @@ pub struct FileImages {
 
 /// What becomes of the file of an image that builds on another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Over {
+enum Backing {
     /// It lies over the file of that one.
     Origin,
     /// It is for somebody else, who has that one.
-    Nothing,
+    None,
 }
 
 /// `<uuid>.json`.
@@ -190,18 +190,18 @@ impl FileImages {
     ) -> Result<(), DriverError> {
         let (manifest, source) = self.repository.manifest(image).await?;
         manifest::parse(image, &manifest)?;
-        let manifest_of = |other| -> Told<'_> { Box::pin(self.manifest(other)) };
+        let manifest_of = |other| -> ManifestFuture<'_> { Box::pin(self.manifest(other)) };
         let origins = origins::chain(image, &manifest, &manifest_of).await?;
         for origin in origins.into_iter().rev() {
             let there = async { self.record(origin).await.map(|record| record.is_some()) };
             let fetch = Box::pin(async {
                 let found = self.repository.manifest(origin).await?;
-                self.fetch_one(origin, found, Over::Origin, &|_| (), cancelled).await
+                self.fetch_one(origin, found, Backing::Origin, &|_| (), cancelled).await
             });
             self.turns.ensure(origin, cancelled, there, fetch).await?;
         }
         let found = (manifest, source);
-        Box::pin(self.fetch_one(image, found, Over::Origin, progress, cancelled)).await
+        Box::pin(self.fetch_one(image, found, Backing::Origin, progress, cancelled)).await
     }
 
     /// As [`Images::ensure`]; of an image that builds on another one the file alone, which is none of a
@@ -215,7 +215,7 @@ impl FileImages {
         let there = async { self.record(image).await.map(|record| record.is_some()) };
         let fetch = Box::pin(async {
             let found = self.repository.manifest(image).await?;
-            self.fetch_one(image, found, Over::Nothing, progress, cancelled).await
+            self.fetch_one(image, found, Backing::None, progress, cancelled).await
         });
         self.turns.ensure(image, cancelled, there, fetch).await
     }
@@ -224,7 +224,7 @@ impl FileImages {
         &self,
         image: ImageUuid,
         (manifest, source): (Value, usize),
-        over: Over,
+        backing: Backing,
         progress: &(dyn Fn(u8) + Send + Sync),
         cancelled: &CancellationToken,
     ) -> Result<(), DriverError> {
@@ -249,7 +249,7 @@ impl FileImages {
         let install = Box::pin(async {
             let made = match file.format {
                 Format::Container => self.make_root(image, &file, &work, progress, cancelled).await,
-                _ => self.make_disk(image, &file, &work, over, cancelled).await,
+                _ => self.make_disk(image, &file, &work, backing, cancelled).await,
             };
             if made.is_err() {
                 // What was verified and can't be used won't get better; a full disk needs the space.
@@ -262,7 +262,7 @@ impl FileImages {
             let record = serde_json::to_vec(&record).expect("a manifest has only string keys");
             files::write(&self.record_path(image), &record).await
         });
-        match file.origin.filter(|_| over == Over::Origin) {
+        match file.origin.filter(|_| backing == Backing::Origin) {
             // Its origin does not go until the record says that it is needed.
             Some(origin) => self.turns.wait(origin, install).await?,
             None => install.await?,
@@ -279,13 +279,13 @@ impl FileImages {
         image: ImageUuid,
         file: &ImageFile,
         work: &Work,
-        over: Over,
+        backing: Backing,
         cancelled: &CancellationToken,
     ) -> Result<Option<Container>, DriverError> {
         let made = unpack::unpack(image, file, work, &self.exec, cancelled).await?;
         let path = self.path(image);
         files::rename(&made, &path).await?;
-        if let Some(origin) = file.origin.filter(|_| over == Over::Origin) {
+        if let Some(origin) = file.origin.filter(|_| backing == Backing::Origin) {
             if self.record(origin).await?.is_none() {
                 let text = format!("image {origin}, on which image {image} builds, was removed");
                 return Err(DriverError::refused(Code::ImageNotInstalled, text));

@@ -108,8 +108,8 @@ pub trait Images: fmt::Debug + Send + Sync + 'static {
     /// The host could not be read.
     async fn container(&self, image: ImageUuid) -> Result<Option<ContainerImage>, DriverError>;
 
-    /// Fetches the image unless it is here, after those that it builds on: manifest, file (resuming an earlier attempt), size and
-    /// checksum, conversion, rename. One fetch per image at a time. `progress` gets 0 to 100.
+    /// Fetches the image unless it is here, after those that it builds on: manifest, file (resuming an
+    /// earlier attempt), size and checksum, conversion, rename. One fetch per image at a time. `progress` gets 0 to 100.
     ///
     /// # Errors
     /// `ImageNotFound`, `ImageNotActive`, `ImageChecksum`, `StoreFull`; a failed fetch leaves at

@@ -10,13 +10,13 @@ use crate::drivers::DriverError;
 use crate::drivers::storage::qcow2::content::MAX_ORIGINS;
 
 /// The manifest of an image, once it is known.
-pub(super) type Told<'a> = BoxFuture<'a, Result<Value, DriverError>>;
+pub(super) type ManifestFuture<'a> = BoxFuture<'a, Result<Value, DriverError>>;
 
 /// The images that one of this manifest builds on, its own origin first.
 pub(super) async fn chain<'a>(
     image: ImageUuid,
     manifest: &Value,
-    manifest_of: &(dyn Fn(ImageUuid) -> Told<'a> + Send + Sync),
+    manifest_of: &(dyn Fn(ImageUuid) -> ManifestFuture<'a> + Send + Sync),
 ) -> Result<Vec<ImageUuid>, DriverError> {
     let invalid = |problem: &str| {
         let text = format!("manifest of image {image}: {problem}");
@@ -43,8 +43,9 @@ pub(super) async fn chain<'a>(
 /// `OriginNotInstalled`: one of them is not here; `OriginHasNoFinalSnapshot`; the host could not be read.
 pub async fn depth(images: &dyn Images, origin: ImageUuid) -> Result<usize, DriverError> {
     let Installed { manifest, .. } = images.origin(origin).await?;
-    let of =
-        |other| -> Told<'_> { Box::pin(async move { Ok(images.origin(other).await?.manifest) }) };
+    let of = |other| -> ManifestFuture<'_> {
+        Box::pin(async move { Ok(images.origin(other).await?.manifest) })
+    };
     Ok(chain(origin, &manifest, &of).await?.len() + 1)
 }
 
@@ -80,7 +81,7 @@ mod tests {
             Some(origin) => json!({ "origin": image(*origin) }),
             None => json!({}),
         };
-        let of = |other: ImageUuid| -> Told<'_> {
+        let of = |other: ImageUuid| -> ManifestFuture<'_> {
             let manifest = manifest(other.0.as_u128());
             Box::pin(async { Ok(manifest) })
         };

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::manifest::Compression;
-use super::origins::{self, Told};
+use super::origins::{self, ManifestFuture};
 use super::pack::{DiskBytes, DiskSource, Packed};
 use super::publish::{Publication, TASK_TAG};
 use super::{ContainerImage, ImageUsage, Images, Installed, RuntimeConfig};
@@ -79,7 +79,7 @@ impl SimImages {
         };
         let found = self.faults.call("images.manifest", manifest).await?;
         super::check_active(image, &found.manifest)?;
-        let manifest_of = |other| -> Told<'_> {
+        let manifest_of = |other| -> ManifestFuture<'_> {
             let told = self.repository.image(other).map(|image| image.manifest);
             let told = told.ok_or_else(|| super::not_found(other, ""));
             Box::pin(async { told })

@@ -21,7 +21,7 @@ use url::Url;
 
 use super::file::{FileImages, Record};
 use super::manifest::Compression;
-use super::origins::Told;
+use super::origins::ManifestFuture;
 use super::pack::{DiskSource, Packed};
 use super::publish::Publication;
 use super::turns::Turns;
@@ -146,7 +146,7 @@ impl ZfsImages {
     ) -> Result<(), DriverError> {
         // Whatever its own record says: that may be damaged.
         let manifest = self.fetched.manifest(image).await?;
-        let manifest_of = |other| -> Told<'_> { Box::pin(self.manifest(other)) };
+        let manifest_of = |other| -> ManifestFuture<'_> { Box::pin(self.manifest(other)) };
         let origins = origins::chain(image, &manifest, &manifest_of).await?;
         for origin in origins.into_iter().rev() {
             let there = async { self.get(origin).await.map(|installed| installed.is_some()) };

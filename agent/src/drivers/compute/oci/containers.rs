@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::bundle::{self, Input, Program};
-use super::door::{self, Door};
 use super::folder::{ContainerFolder, Orders, Ready, Started};
+use super::root_access::{self, RootAccess};
 use super::runtime::{self, Prober, Runtime, Verdict};
 use super::table::{COMMAND, Container, START_TASK, Table};
 use super::{OciConfig, users};
@@ -138,7 +138,7 @@ impl Containers {
         self.table.look_aside().await?;
         if self.get(vm.uuid).is_some() {
             self.until_ready(vm.uuid, None).await?;
-            return self.shut_door(vm.uuid);
+            return self.close_access(vm.uuid);
         }
         let runtime = self.runtime().await?;
         let root = with.root.as_ref().ok_or_else(|| {
@@ -150,7 +150,7 @@ impl Containers {
         self.table.launching(vm.uuid);
         let started = self.launch(vm, with, root, &runtime).await;
         self.table.launched(vm.uuid);
-        let started = started.and(self.shut_door(vm.uuid));
+        let started = started.and(self.close_access(vm.uuid));
         if started.is_err() {
             self.discard(vm.uuid, &runtime).await;
         }
@@ -213,14 +213,14 @@ impl Containers {
         self.until_ready(vm.uuid, Some(spawned.exit)).await
     }
 
-    fn door(&self, vm: VmUuid) -> Door {
-        Door::of(&self.config.run_dir, &vm.to_string())
+    fn access(&self, vm: VmUuid) -> RootAccess {
+        RootAccess::of(&self.config.run_dir, &vm.to_string())
     }
 
     /// Whoever runs has passed it.
-    fn shut_door(&self, vm: VmUuid) -> Result<(), DriverError> {
-        let shut = self.door(vm).shut();
-        shut.map_err(|error| DriverError::failed(format!("shut the door of VM {vm}"), error))
+    fn close_access(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let closed = self.access(vm).close();
+        closed.map_err(|error| DriverError::failed(format!("close the access of VM {vm}"), error))
     }
 
     fn write_bundle(
@@ -235,15 +235,16 @@ impl Containers {
         let id = vm.uuid.to_string();
         let OciConfig { cgroup_parent, prefix, .. } = &self.config;
         let systemd = self.exec.supervisor() == "systemd";
-        let door = self.door(vm.uuid);
+        let access = self.access(vm.uuid);
         if let Some(ids) = root.ids {
             // Also where new containers get none any more.
-            let opened = door::let_pass(&self.config.run_dir)
-                .and_then(|()| door.open(&root.path, ids, namespace));
-            opened
-                .map_err(|error| DriverError::failed(format!("open the door of VM {id}"), error))?;
+            let opened = root_access::let_pass(&self.config.run_dir)
+                .and_then(|()| access.open(&root.path, ids, namespace));
+            opened.map_err(|error| {
+                DriverError::failed(format!("open the access of VM {id}"), error)
+            })?;
         }
-        let (passed, devices) = (door.root(), door.devices());
+        let (passed, devices) = (access.root(), access.devices());
         let input = Input {
             vm,
             program,
@@ -403,9 +404,9 @@ impl Containers {
         if self.get(vm).is_some() {
             return Err(DriverError::refused(Code::VmRunning, format!("VM {vm} is running")));
         }
-        let removed = self.door(vm).remove();
+        let removed = self.access(vm).remove();
         removed
-            .map_err(|error| DriverError::failed(format!("remove the door of VM {vm}"), error))?;
+            .map_err(|error| DriverError::failed(format!("remove the access of VM {vm}"), error))?;
         let folder = self.folder(vm);
         if !folder.exists() {
             return Ok(());

@@ -14,17 +14,17 @@ use crate::host::idmap::IdRange;
 use crate::host::{mounts, netns};
 
 /// The folder of all of them in the run folder.
-const DOORS: &str = "doors";
+const FOLDER: &str = "access";
 /// The bit of a folder through which anybody may pass, to what they know the name of and have a right to.
 const PASSED_BY_ALL: u32 = 0o001;
 
 /// One container's.
 #[derive(Clone, Debug)]
-pub(super) struct Door(PathBuf);
+pub(super) struct RootAccess(PathBuf);
 
-impl Door {
+impl RootAccess {
     pub(super) fn of(run_dir: &Path, name: &str) -> Self {
-        Self(run_dir.join(DOORS).join(name))
+        Self(run_dir.join(FOLDER).join(name))
     }
 
     /// Its root folder, as it is found.
@@ -53,15 +53,15 @@ impl Door {
         std::os::unix::fs::chown(&self.0, Some(ids.first), Some(ids.first))
     }
 
-    /// Shuts it behind a container, which keeps what it has; none is no error. Its folders stay: a runtime
+    /// Closes it behind a container, which keeps what it has; none is no error. Its folders stay: a runtime
     /// begins in that of the root whatever else it runs in the container.
-    pub(super) fn shut(&self) -> io::Result<()> {
+    pub(super) fn close(&self) -> io::Result<()> {
         [self.root(), self.devices()].iter().try_for_each(|place| mounts::unmount(place))
     }
 
     /// Removes it; none is no error.
     pub(super) fn remove(&self) -> io::Result<()> {
-        self.shut()?;
+        self.close()?;
         for place in [self.root(), self.devices(), self.0.clone()] {
             absent_is_fine(std::fs::remove_dir(place))?;
         }
@@ -69,13 +69,13 @@ impl Door {
     }
 }
 
-/// Lets everybody pass as far as the doors.
+/// Lets everybody pass as far as these folders.
 ///
 /// # Errors
 /// The folder that does not let them pass, which is not the agent's.
 pub(super) fn let_pass(run_dir: &Path) -> io::Result<()> {
-    make_private(&run_dir.join(DOORS))?;
-    for folder in [run_dir, &run_dir.join(DOORS)] {
+    make_private(&run_dir.join(FOLDER))?;
+    for folder in [run_dir, &run_dir.join(FOLDER)] {
         let mode = std::fs::metadata(folder)?.permissions().mode() & 0o7777;
         std::fs::set_permissions(folder, Permissions::from_mode(mode | PASSED_BY_ALL))?;
     }
@@ -103,7 +103,7 @@ mod tests {
         std::fs::set_permissions(folder.path(), Permissions::from_mode(0o711)).unwrap();
         let_pass(&run_dir).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&run_dir), mode(&run_dir.join(DOORS))), (0o701, 0o701));
-        Door::of(&run_dir, "none").remove().unwrap();
+        assert_eq!((mode(&run_dir), mode(&run_dir.join(FOLDER))), (0o701, 0o701));
+        RootAccess::of(&run_dir, "none").remove().unwrap();
     }
 }

@@ -14,8 +14,8 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::bundle::{self, Input, Offered, Program};
-use super::door::{self, Door};
 use super::folder;
+use super::root_access::{self, RootAccess};
 use super::users::Ids;
 use crate::drivers::DriverError;
 use crate::host::idmap::IdRange;
@@ -249,7 +249,7 @@ impl Prober {
     }
 
     fn let_pass(&self) -> Result<(), String> {
-        door::let_pass(&self.run_dir).map_err(|error| error.to_string())
+        root_access::let_pass(&self.run_dir).map_err(|error| error.to_string())
     }
 
     /// As [`Self::attempt`], with a user namespace.
@@ -274,18 +274,18 @@ impl Prober {
             (systemd, parent) => cgroup_path(systemd, parent, &self.prefix, &id),
         };
         write_probe(&bundle).map_err(failed)?;
-        let (door, root) = (Door::of(&self.run_dir, &id), bundle.join("root"));
+        let (access, root) = (RootAccess::of(&self.run_dir, &id), bundle.join("root"));
         if let Some(ids) = ids {
             // Nobody owns what is in it.
-            door.open(&root, ids, None).map_err(failed)?;
+            access.open(&root, ids, None).map_err(failed)?;
         }
-        let root = if ids.is_some() { door.root() } else { root };
+        let root = if ids.is_some() { access.root() } else { root };
         configure_probe(&bundle, &root, ids, &cgroup, self.offered).map_err(failed)?;
         let path = bundle.display().to_string();
         let words = ["run", "--bundle", &path, &id];
         let ran = runtime.run(self.exec.as_ref(), &words, PROBE_TIMEOUT).await.map(drop);
         let forgotten = runtime.delete(self.exec.as_ref(), &id).await;
-        door.remove().map_err(failed)?;
+        access.remove().map_err(failed)?;
         let removed = std::fs::remove_dir_all(&bundle).map_err(failed);
         ran.and(forgotten).and(removed)
     }
