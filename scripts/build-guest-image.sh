@@ -46,7 +46,7 @@ need flock util-linux
 mbr=/usr/lib/syslinux/mbr/mbr.bin
 [ -f "$mbr" ] || missing+=("syslinux-common (for mbr.bin)")
 busybox="$(type -P busybox || true)"
-if [ -n "$busybox" ] && ! "$busybox" --list | grep -qx udhcpc; then
+if [ -n "$busybox" ] && ! grep -qx udhcpc <<<"$("$busybox" --list)"; then
     missing+=("busybox-static (the installed busybox lacks udhcpc)")
 fi
 if [ "${#missing[@]}" -gt 0 ]; then
