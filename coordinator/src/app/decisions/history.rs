@@ -1,5 +1,5 @@
 //! What this coordinator knows of decisions: an index of all records, and the snapshots that are
-//! still in memory. Both are data without I/O.
+//! not in blobs yet. Both are data without I/O.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -18,11 +18,12 @@ use crate::store::Damaged;
 
 /// Decisions whose snapshots are kept unasked.
 pub(super) const SNAPSHOTS: usize = 100;
-/// Snapshots in memory: decisions that are made side by side don't end in the order of their ids,
-/// which says which are the newest.
+/// Most snapshots in memory: decisions that are made side by side don't end in the order of their
+/// ids, which says which are the newest.
 const HELD: usize = SNAPSHOTS + 64;
 
-/// What a decision was made on, as long as it is in memory.
+/// What a decision was made on, until it is in blobs: the snapshots of many decisions share little
+/// of a fleet that changes.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
     pub(super) id: Uuid,
@@ -32,8 +33,6 @@ pub(super) struct Held {
     pub(super) policy: Arc<Config>,
     /// The policy's name.
     pub(super) config_hash: String,
-    /// Both are in blobs.
-    saved: bool,
 }
 
 impl Held {
@@ -44,7 +43,6 @@ impl Held {
             snapshot: Arc::clone(outcome.snapshot()),
             policy: Arc::clone(policy),
             config_hash: record.config_hash.clone(),
-            saved: record.decision.keep,
         }
     }
 }
@@ -128,27 +126,22 @@ impl History {
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn forget_held(&mut self) {
-        self.held.clear();
-    }
-
     /// What a decision was made on, if it is in memory.
     pub(super) fn held(&self, id: Uuid) -> Option<Held> {
         self.held.iter().find(|held| held.id == id).cloned()
     }
 
     /// The newest that is only in memory and wanted: older ones may be overtaken before it is their
-    /// turn.
-    pub(super) fn unsaved(&self) -> Option<Held> {
-        self.held.iter().rev().find(|held| !held.saved && self.wants(held.id)).cloned()
+    /// turn, and are forgotten then.
+    pub(super) fn unsaved(&mut self) -> Option<Held> {
+        let oldest = self.oldest_wanted();
+        self.held.retain(|held| held.id >= oldest);
+        self.held.back().cloned()
     }
 
     /// What a decision was made on is in blobs.
     pub(super) fn saved(&mut self, id: Uuid) {
-        if let Some(held) = self.held.iter_mut().find(|held| held.id == id) {
-            held.saved = true;
-        }
+        self.held.retain(|held| held.id != id);
     }
 
     /// The newest decisions, newest first.
@@ -175,8 +168,12 @@ impl History {
 
     /// Whether a decision's snapshot is wanted.
     pub(super) fn wants(&self, id: Uuid) -> bool {
-        let newer = || self.known.range(id..).filter(|(_, known)| !known.decision.keep);
-        self.known.get(&id).is_some_and(|known| known.decision.keep)
-            || newer().take(SNAPSHOTS + 1).count() <= SNAPSHOTS
+        self.known.get(&id).is_some_and(|known| known.decision.keep) || id >= self.oldest_wanted()
+    }
+
+    /// The oldest decision whose snapshot is kept unasked.
+    fn oldest_wanted(&self) -> Uuid {
+        let unasked = self.known.iter().rev().filter(|(_, known)| !known.decision.keep);
+        unasked.map(|(id, _)| *id).nth(SNAPSHOTS - 1).unwrap_or_default()
     }
 }

@@ -1,9 +1,9 @@
 //! Decisions: a record of each in the store, and their snapshots for as long as replays want them.
 //!
 //! `history` is what is known of the records, `snapshots` saves what was decided on, `replay`
-//! decides again. The last snapshots are shared with the allocator and cost nothing; a background
-//! job writes them to blobs, so that a restart does not forget them, and a clean stop writes what is
-//! left. Both histories are bounded.
+//! decides again. A background job writes the last snapshots to blobs and forgets them in memory: a
+//! fleet that changes shares little with its earlier snapshots. A clean stop writes what is left.
+//! Both histories are bounded.
 
 mod history;
 mod replay;
@@ -210,7 +210,9 @@ impl Decisions {
         self.ctx.metrics.count_placement(asked_by, outcome.server.is_some());
         let mut history = self.history.lock();
         history.asked_for(record.snapshot_id);
-        history.add(Held::of(record, outcome, policy));
+        if !record.decision.keep {
+            history.add(Held::of(record, outcome, policy));
+        }
         drop(history);
         self.wake.notify_one();
     }
@@ -307,12 +309,6 @@ impl Decisions {
         }
         self.sweep_snapshots().await;
         Ok(())
-    }
-
-    /// Forgets the snapshots in memory, as a restart does.
-    #[cfg(test)]
-    pub(crate) fn forget_held(&self) {
-        self.history.lock().forget_held();
     }
 
     async fn delete_blob(&self, path: &str) {

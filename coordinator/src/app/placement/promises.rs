@@ -242,6 +242,12 @@ impl Placing {
         self.change(vm, |promise| {
             if let Some(reserved) = &mut reserved {
                 reserved.over |= useless;
+                // The record says what this process decided: one copy is enough.
+                if let Some((_, counted)) = &promise.counted
+                    && *counted == reserved.extra
+                {
+                    reserved.extra = Arc::clone(counted);
+                }
             }
             promise.reserved = reserved;
         });

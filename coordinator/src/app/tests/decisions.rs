@@ -193,7 +193,6 @@ async fn decisions_on_the_same_fleet_share_a_saved_snapshot() {
     let parts = saved_parts(&app).await;
     let chain = parts[0].rsplit_once('/').unwrap().0.to_owned();
     assert!(parts.len() == 3 && parts.iter().all(|part| part.starts_with(&chain)), "{parts:?}");
-    app.decisions.forget_held();
     for id in &ids {
         let id = id.as_str().unwrap().parse().unwrap();
         let replay = app.decisions.replay(id, None, Detail::None).await.unwrap();
