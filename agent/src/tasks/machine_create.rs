@@ -19,7 +19,7 @@ use super::steps::{Row, steps};
 use super::wait_guest;
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
-use crate::drivers::storage::{self, DiskSpec, RootWishes, Wishes};
+use crate::drivers::storage::{self, DiskSpec, Role, RootWishes, Wishes};
 use crate::vms::{self, StorageState, VmRecord, payload};
 
 const OPERATION: &str = "vmadm.create";
@@ -167,8 +167,8 @@ impl Create {
         if drivers.compute.observe(self.vm).await?.is_running() {
             return Err(refuse(Code::VmExists, vms::orphaned(self.vm).to_string()));
         }
-        let has_root = drivers.storage.root(self.vm).await?.is_some();
-        if has_root || !drivers.storage.disks(self.vm).await?.is_empty() {
+        let left = drivers.storage.roles(self.vm).await?;
+        if left.iter().any(|role| *role != Role::Firmware) {
             let pool = self.properties.get("zpool").and_then(Value::as_str).unwrap_or_default();
             let text = format!("Dataset {pool}/{} exists.", self.vm);
             return Err(refuse(Code::DatasetExists, text));

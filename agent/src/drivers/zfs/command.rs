@@ -192,8 +192,7 @@ impl Zfs for CommandZfs {
             let (name, properties) = (to.to_string(), properties.clone());
             let call = Call::Clone { from: from.to_string(), to: name, properties };
             if let Some(made) = self.atomic(call, About::Making).await {
-                made?;
-                return self.mount(to).await;
+                return made;
             }
         }
         let mut arguments = vec!["clone".to_owned()];
@@ -339,6 +338,15 @@ impl Zfs for CommandZfs {
             }) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// The kernel shows those that it has, which takes no program.
+    async fn has_pool(&self, pool: &Dataset) -> Result<bool, DriverError> {
+        let shown = Path::new(KSTAT).join(pool.pool());
+        if tokio::fs::try_exists(shown).await.is_ok_and(|shown| shown) {
+            return Ok(true);
+        }
+        self.exists(&Name::Dataset(pool.clone())).await
     }
 
     async fn get(&self, wanted: &Wanted<'_>) -> Result<BTreeMap<String, Properties>, DriverError> {

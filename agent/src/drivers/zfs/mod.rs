@@ -215,7 +215,8 @@ pub trait Zfs: fmt::Debug + Send + Sync + 'static {
         properties: &Properties,
     ) -> Result<(), DriverError>;
 
-    /// Makes a dataset of a snapshot in the same pool.
+    /// Makes a dataset of a snapshot in the same pool. A file system may not be mounted yet, see
+    /// [`Self::mount`].
     ///
     /// # Errors
     /// `DatasetExists`, `InvalidProperty`.
@@ -227,7 +228,7 @@ pub trait Zfs: fmt::Debug + Send + Sync + 'static {
     ) -> Result<(), DriverError>;
 
     /// Mounts a file system, unless its properties say otherwise or it is mounted; a volume is not.
-    /// Making one does this as well; it may be missing only after a crash in between.
+    /// [Making](Self::create) one does this as well; it may be missing only after a crash in between.
     ///
     /// # Errors
     /// See the trait.
@@ -300,6 +301,14 @@ pub trait Zfs: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// See the trait; that it can't be told is never `false`.
     async fn exists(&self, name: &Name) -> Result<bool, DriverError>;
+
+    /// Whether a pool is imported.
+    ///
+    /// # Errors
+    /// See the trait; that it can't be told is never `false`.
+    async fn has_pool(&self, pool: &Dataset) -> Result<bool, DriverError> {
+        self.exists(&Name::Dataset(pool.clone())).await
+    }
 
     /// Properties by dataset and snapshot. One that does not apply, or is not set, is left out where
     /// only local ones are wanted, and else has the value `-`.

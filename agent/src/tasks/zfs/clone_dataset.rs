@@ -50,7 +50,11 @@ impl Clone {
         // A clone keeps what it is of from being destroyed.
         protection::check(ctx, &[&from, &to]).await?;
         let zfs = &ctx.drivers.zfs.zfs;
-        let done = zfs.clone_snapshot(&self.from, &self.to, &stamp(&ctx.task_id)).await;
+        let cloned = zfs.clone_snapshot(&self.from, &self.to, &stamp(&ctx.task_id)).await;
+        let done = match cloned {
+            Ok(()) => zfs.mount(&self.to).await,
+            refused => refused,
+        };
         let attempt = format!("clone ZFS snapshot \"{}\" into dataset \"{}\"", self.from, self.to);
         made(ctx, &to, self.idempotent, done).await.map_err(failing(&attempt))
     }

@@ -132,11 +132,16 @@ impl Devices for HostDevices {
     async fn wait(&self, volume: &str) -> Result<(), DriverError> {
         let path = self.path(volume);
         let appears = async {
-            while !self.is_volume(&path, volume).await? {
+            loop {
+                if self.is_volume(&path, volume).await? {
+                    return Ok(());
+                }
                 self.settle(&path).await;
+                if self.is_volume(&path, volume).await? {
+                    return Ok(());
+                }
                 tokio::time::sleep(PAUSE).await;
             }
-            Ok(())
         };
         match tokio::time::timeout(PATIENCE, appears).await {
             Ok(appeared) => appeared,

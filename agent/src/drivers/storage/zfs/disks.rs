@@ -28,13 +28,36 @@ impl ZfsStorage {
         task: &TaskId,
     ) -> Result<Disk, DriverError> {
         storage::check_pool(spec, &[self.pool.name().to_owned()])?;
-        let name = self.names.disk(spec.vm, spec.index);
-        if let Some(existing) = self.pool.row(&name).await? {
-            if existing.text(TASK) != Some(task.as_str()) {
-                return Err(storage::disk_exists(spec, &[self.pool.name().to_owned()]));
+        let made = match self.begin_disk(spec, task).await {
+            Err(DriverError::Refused { code: Code::DatasetExists, .. }) => {
+                return self.go_on(spec, task).await;
             }
-            return self.finish(spec, existing).await;
+            made => made?,
+        };
+        let finished = self.finish(spec, made).await;
+        if matches!(finished, Err(DriverError::Refused { code: Code::StoreFull, .. })) {
+            // No room is set aside for it. Its task undoes it, too.
+            self.remove(&self.names.disk(spec.vm, spec.index)).await?;
         }
+        finished
+    }
+
+    /// Goes on with a disk that is there already, if its task began it before.
+    async fn go_on(&self, spec: &DiskSpec, task: &TaskId) -> Result<Disk, DriverError> {
+        let existing = self.pool.row(&self.names.disk(spec.vm, spec.index)).await?;
+        let Some(existing) = existing.filter(|row| row.text(TASK) == Some(task.as_str())) else {
+            return Err(storage::disk_exists(spec, &[self.pool.name().to_owned()]));
+        };
+        let aside = existing.text(RESERVATION).map(str::to_owned);
+        self.finish(spec, Begun { has_bytes: existing.number("volsize").unwrap_or(0), aside }).await
+    }
+
+    /// Makes the volume, which may be smaller than the disk is to be.
+    ///
+    /// # Errors
+    /// `DatasetExists`: it is there.
+    async fn begin_disk(&self, spec: &DiskSpec, task: &TaskId) -> Result<Begun, DriverError> {
+        let name = self.names.disk(spec.vm, spec.index);
         let origin = match spec.image {
             Some(image) => Some((image, self.find_image(image).await?)),
             None => None,
@@ -48,45 +71,51 @@ impl ZfsStorage {
         self.make_holder(spec.vm).await?;
         let mut properties = self.owner.stamp_of_disk(spec.vm, task, spec.image);
         properties.extend(of_wishes(&spec.wishes, size_bytes));
-        match origin {
-            None => self.pool.create_volume(&name, size_bytes, properties).await?,
-            Some((image, Image::Here { .. })) => {
-                // Not more than the clone has; that of the disk follows with its size.
+        let aside = properties.get(RESERVATION).cloned();
+        let (aside, has_bytes) = match origin {
+            None => {
+                self.pool.create_volume(&name, size_bytes, properties).await?;
+                (aside, size_bytes)
+            }
+            Some((image, Image::Here { size_bytes })) => {
+                // `libzfs_core` takes it only as a number, and no more than the clone has.
                 properties.remove(RESERVATION);
                 self.pool.clone_of(&self.names.final_snapshot(image), &name, properties).await?;
+                (None, size_bytes)
             }
             Some((_, Image::Elsewhere(source))) => {
+                if self.pool.row(&name).await?.is_some() {
+                    return Err(storage::disk_exists(spec, &[self.pool.name().to_owned()]));
+                }
                 self.copy(spec, &source, size_bytes, properties).await?;
+                (aside, size_bytes)
             }
-        }
-        let made = self.pool.row(&name).await?;
-        let made = made.ok_or_else(|| DriverError::failed(format!("make {name}"), "it is gone"))?;
-        let finished = self.finish(spec, made).await;
-        if matches!(finished, Err(DriverError::Refused { code: Code::StoreFull, .. })) {
-            // No room is set aside for it. Its task undoes it, too.
-            self.remove(&name).await?;
-        }
-        finished
+        };
+        Ok(Begun { has_bytes, aside })
     }
 
-    /// Makes a clone as large as it is to be.
-    async fn finish(&self, spec: &DiskSpec, row: Row) -> Result<Disk, DriverError> {
-        let now_bytes = row.number("volsize").unwrap_or(0);
+    /// Makes a disk as large as it is to be.
+    async fn finish(&self, spec: &DiskSpec, begun: Begun) -> Result<Disk, DriverError> {
+        let name = self.names.disk(spec.vm, spec.index);
         let wanted_bytes = match spec.size_mib {
-            Some(size_mib) => storage::bytes_of(size_mib)?.max(now_bytes),
-            None => now_bytes,
+            Some(size_mib) => storage::bytes_of(size_mib)?.max(begun.has_bytes),
+            None => begun.has_bytes,
         };
-        // One after the other: ZFS sets aside no more than a volume has.
-        if wanted_bytes > now_bytes {
-            self.pool.set(&row.name, one("volsize", wanted_bytes)).await?;
-        }
-        let (name, value) = reservation(&spec.wishes, wanted_bytes);
-        if row.text(&name) != Some(&value) {
-            self.pool.set(&row.name, Properties::from([(name, value)])).await?;
-        }
-        self.devices.wait(&row.name).await?;
-        let row = self.pool.row(&row.name).await?.unwrap_or(row);
-        Ok(self.disk_of(spec.vm, spec.index, &row))
+        let resize = async {
+            // One after the other: ZFS sets aside no more than a volume has.
+            if wanted_bytes > begun.has_bytes {
+                self.pool.set(&name, one("volsize", wanted_bytes)).await?;
+            }
+            let (property, value) = reservation(&spec.wishes, wanted_bytes);
+            if begun.aside.as_ref() != Some(&value) {
+                self.pool.set(&name, Properties::from([(property, value)])).await?;
+            }
+            Ok(())
+        };
+        tokio::try_join!(resize, self.devices.wait(&name))?;
+        let made = self.pool.row(&name).await?;
+        let made = made.ok_or_else(|| DriverError::failed(format!("make {name}"), "it is gone"))?;
+        Ok(self.disk_of(spec.vm, spec.index, &made))
     }
 
     /// A disk of its own with the content of an image that is in another pool.
@@ -325,6 +354,14 @@ fn reservation(wishes: &Wishes, size_bytes: u64) -> (String, String) {
         Some(SetAside::Mib(mib)) => mib.saturating_mul(MIB).min(size_bytes).to_string(),
     };
     (RESERVATION.to_owned(), value)
+}
+
+/// A disk whose volume is there.
+#[derive(Debug)]
+struct Begun {
+    has_bytes: u64,
+    /// What is set aside for it, as ZFS says it.
+    aside: Option<String>,
 }
 
 /// An image that a disk is to be made from.

@@ -112,7 +112,10 @@ impl Pool {
     async fn ask(&self, root: &str, below: bool) -> Result<Vec<Row>, DriverError> {
         match self.list(root, below).await {
             Err(DriverError::Refused { code: Code::DatasetNotFound, .. }) if root != self.name => {
-                self.list(&self.name, false).await.map(|_| Vec::new())
+                match self.zfs.has_pool(&self.name.parse()?).await? {
+                    true => Ok(Vec::new()),
+                    false => self.list(&self.name, false).await.map(|_| Vec::new()),
+                }
             }
             told => told,
         }
