@@ -7,6 +7,7 @@ pub mod contract;
 pub mod cuts;
 pub mod daemon;
 pub mod dying_disk;
+pub mod exported;
 pub mod fuzz;
 pub mod guest;
 pub mod http;
@@ -40,12 +41,13 @@ pub fn binary(name: &str) -> PathBuf {
     })
 }
 
-/// Path of the executable of a test target, built beside the test's own; the newest if there are several.
+/// Path of the executable of a test target, if it was built beside the test's own; the newest if there
+/// are several.
 ///
 /// # Panics
-/// If there is none.
+/// If the folder can't be read.
 #[must_use]
-pub fn test_binary(target: &str) -> PathBuf {
+pub fn test_binary(target: &str) -> Option<PathBuf> {
     let test = std::env::current_exe().expect("the test has an executable");
     let beside = test.parent().expect("it lies in a folder");
     let is_it = |path: &PathBuf| {
@@ -55,8 +57,7 @@ pub fn test_binary(target: &str) -> PathBuf {
     };
     let entries = std::fs::read_dir(beside).expect("it can be read").flatten();
     let found = entries.map(|entry| entry.path()).filter(is_it);
-    let newest = found.max_by_key(|path| path.metadata().and_then(|it| it.modified()).ok());
-    newest.unwrap_or_else(|| panic!("no test {target} is beside {}", test.display()))
+    found.max_by_key(|path| path.metadata().and_then(|it| it.modified()).ok())
 }
 
 /// The repository's root.

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use futures_util::StreamExt as _;
-use muster_shared::export::{Event, Header, Reader};
 use muster_tests::cli;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
+use muster_tests::exported::{Exported, Piece};
 use muster_tests::guest::{self, BOOT};
 use muster_tests::http::Client;
 use muster_tests::kill_points::fault_points;
@@ -167,22 +167,6 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// All of an export.
-fn read(path: &Path) -> (Header, Vec<(usize, u64, Vec<u8>)>) {
-    let file = std::fs::File::open(path).expect("the export");
-    let mut reader = Reader::new(std::io::BufReader::new(file));
-    let Some(Event::Header(header)) = reader.next_event().expect("a header") else {
-        panic!("the header comes first");
-    };
-    let mut pieces = Vec::new();
-    while let Some(event) = reader.next_event().expect("it is whole") {
-        if let Event::Data { volume, offset, data } = event {
-            pieces.push((volume, offset, data));
-        }
-    }
-    (*header, pieces)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vm_is_exported_destroyed_and_imported_with_its_data() {
     let cluster = Cluster::start().await;
@@ -208,10 +192,10 @@ async fn a_vm_is_exported_destroyed_and_imported_with_its_data() {
     cluster.succeeds(&["vm", "stop", "web"]);
     cluster.succeeds(&["vm", "export", "web", &file]);
     cluster.fails(&["vm", "export", "web", &file], USAGE, "--force");
-    let (header, pieces) = read(Path::new(&file));
+    let Exported { header, pieces } = Exported::read(Path::new(&file));
     assert_eq!(header.vm["alias"], "web");
-    assert!(read(Path::new(&live)).0.live && !header.live);
-    let stored: usize = pieces.iter().map(|(_, _, data)| data.len()).sum();
+    assert!(Exported::read(Path::new(&live)).header.live && !header.live);
+    let stored: usize = pieces.iter().map(|piece| piece.data.len()).sum();
     assert!(stored < 60 << 20, "{stored} bytes: what was never written is not in the file");
     wait_for("the snapshots of both are gone", BOOT, || async {
         let snapshots = cluster.vm(&vm).await["snapshots"].clone();
@@ -312,7 +296,7 @@ async fn an_export_that_was_cut_goes_on_and_ends_as_the_same_file() {
     assert!(piped.status.success(), "{}", stderr(&piped));
     let file = cluster.file("piped");
     std::fs::write(&file, &piped.stdout).expect("a file");
-    assert_eq!(read(&file).1, read(&whole).1);
+    assert_eq!(Exported::read(&file).pieces, Exported::read(&whole).pieces);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -322,24 +306,16 @@ async fn an_import_that_was_cut_goes_on_and_one_that_is_damaged_leaves_nothing()
     let file = cluster.file("quiet.muster");
     let name = file.display().to_string();
     cluster.succeeds(&["vm", "export", "quiet", &name]);
-    let (header, pieces) = read(&file);
+    let exported = Exported::read(&file);
     cluster.succeeds(&["vm", "delete", "quiet", "--yes"]);
 
     // A client that does not get beyond half of it.
-    let mut payload = header.vm.clone();
-    payload.insert("uuid".to_owned(), json!(vm));
-    let export = format!("{vm}/{}", header.snapshot);
-    let body = json!({ "vm": payload, "export": export, "volumes": header.volumes });
-    let placed = cluster.client.post("/vms/import", &body).await.expect(202);
+    let placed = cluster.client.post("/vms/import", &exported.request(&vm)).await.expect(202);
     cluster.client.complete_task(placed["id"].as_str().expect("a task"), 120).await;
     let path = format!("/servers/{}/vms/{vm}/import", cluster.agent.server_uuid);
-    let half = pieces.len() / 2;
-    for (number, (volume, offset, data)) in pieces[..half].iter().enumerate() {
-        let durable = number + 2 == half;
-        let sum = hex::encode(Sha256::digest(data));
-        let query = format!("volume={volume}&offset={offset}&sha256={sum}&durable={durable}");
-        let path = format!("{path}?{query}");
-        cluster.client.send_bytes(Method::PUT, &path, OCTETS, data.clone()).await.expect(200);
+    let half = exported.pieces.len() / 2;
+    for (number, piece) in exported.pieces[..half].iter().enumerate() {
+        piece.write(&cluster.client, &path, number + 2 == half).await;
     }
     let start = format!("/servers/{}/vms/{vm}/start", cluster.agent.server_uuid);
     let started = cluster.client.post(&start, &json!({})).await.expect(200);
@@ -349,7 +325,7 @@ async fn an_import_that_was_cut_goes_on_and_one_that_is_damaged_leaves_nothing()
     cluster.agent.restart();
     cluster.agent.wait_status(&cluster.client, "running", BOOT).await;
     let state = cluster.client.get(&path).await.expect(200);
-    let (_, offset, data) = &pieces[half - 2];
+    let Piece { offset, data, .. } = &exported.pieces[half - 2];
     assert_eq!(state["offset"], json!(offset + data.len() as u64), "{state:#}");
 
     // The same command goes on with it.
@@ -357,10 +333,7 @@ async fn an_import_that_was_cut_goes_on_and_one_that_is_damaged_leaves_nothing()
     assert_eq!(cluster.disk_files(&vm), ["disk0.json", "disk0.qcow2"]);
     let again = cluster.file("again.muster");
     cluster.succeeds(&["vm", "export", "quiet", &again.display().to_string()]);
-    let joined = |pieces: Vec<(usize, u64, Vec<u8>)>| -> Vec<u8> {
-        pieces.into_iter().flat_map(|(_, _, data)| data).collect()
-    };
-    assert!(joined(read(&again).1) == joined(pieces), "it has other content");
+    assert!(Exported::read(&again).content() == exported.content(), "it has other content");
     cluster.succeeds(&["vm", "delete", "quiet", "--yes"]);
 
     // What comes on stdin is only seen to be damaged at the end: the machine is destroyed again.

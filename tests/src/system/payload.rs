@@ -33,8 +33,10 @@ pub(super) fn write(disk: &Path) {
         strip(Path::new(&helper), &bin.join("muster-zfs"));
     }
     strip(&binary("examples/zfs-conformance"), &tests.join("zfs-conformance"));
-    // With the binaries that it starts.
-    strip(&test_binary("agent_crash"), &bin.join("agent_crash"));
+    // With the binaries that it starts. A benchmark has no tests beside it.
+    if let Some(test) = test_binary("agent_crash") {
+        strip(&test, &bin.join("agent_crash"));
+    }
     std::fs::copy(crate::container::busybox(), tests.join("busybox")).expect("a copy");
     copy_files(&repository().join("systemd"), &dir.join("systemd"));
     copy_files(&image_dir(), &guest);

@@ -38,10 +38,10 @@ async fn crash(tests: &str, count: usize) {
 
 #[tokio::test]
 async fn killed_agents_leave_nothing_of_hardware_vms_in_a_pool() {
-    crash("machine_ --skip killed_at --skip containers::", 11).await;
+    crash("machine_ --skip killed_at --skip containers::", 14).await;
 }
 
 #[tokio::test]
 async fn killed_agents_leave_nothing_of_containers_in_a_pool() {
-    crash("containers::machine_", 12).await;
+    crash("containers::machine_", 14).await;
 }
