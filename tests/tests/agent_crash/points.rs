@@ -66,8 +66,8 @@ impl Of {
     fn payload_of_image(self, vm: &str, image: &str) -> Value {
         let mut payload = self.payload(vm, image);
         if self == Self::HardwareVm {
-            payload["disks"] = json!([{ "image_uuid": image, "boot": true }]);
-            payload["image_uuid"] = json!(image);
+            payload["disks"] = json!([{ "image_uuid": image, "boot": true, "model": "virtio" }]);
+            payload["image"] = json!({ "uuid": image, "files": [{ "compression": "none" }] });
         }
         payload
     }
@@ -196,13 +196,17 @@ async fn exported(coordinator: &Coordinator, agent: &Agent, of: Of, image: &str)
     let folder = temp_dir();
     let file = folder.path().join("export");
     let client = coordinator.client();
-    wait_for("the coordinator knows the VM", Duration::from_secs(60), || async {
-        let answer = client.get(&format!("/vms/{vm}")).await;
-        if answer.status == 200 { Ok(()) } else { Err(answer.text) }
-    })
-    .await;
+    let known = async |wanted: u16| {
+        wait_for("the coordinator knows of the VM", Duration::from_secs(60), || async {
+            let answer = client.get(&format!("/vms/{vm}")).await;
+            if answer.status == wanted { Ok(()) } else { Err(answer.text) }
+        })
+        .await;
+    };
+    known(200).await;
     cli::text(coordinator, &["vm", "export", &vm, file.to_str().expect("a path"), "--live"]);
     agent.run_task("machine_destroy", &json!({ "uuid": vm })).await;
+    known(404).await;
     Exported::read(&file)
 }
 
@@ -242,7 +246,8 @@ async fn assert_ended(client: &Client, answer: &Answer, case: &str) {
 /// Waits until the agent dies, or its task has ended: some steps are for other parameters. Whether it
 /// died.
 async fn dies(agent: &mut Agent, client: &Client, asked: &Answer, point: &str) -> bool {
-    let task = format!("/tasks/{}", asked.json["id"].as_str().unwrap_or_default());
+    let id = asked.json["id"].as_str().unwrap_or_else(|| panic!("{point}: {}", asked.text));
+    let task = format!("/tasks/{id}");
     let daemon = agent.daemon();
     wait_for(&format!("the agent dies at {point}"), Duration::from_secs(120), || {
         let exited = daemon.has_exited();
