@@ -3,7 +3,7 @@
 #
 #   scripts/test.sh [--full]       --full: more simulated seeds, power cuts, damaged files, inputs and
 #                                  suggestions, larger attacks, every point at which an agent can
-#                                  be killed
+#                                  be killed, and the same on real pools
 #
 # Every stage runs even if an earlier one failed (but not without a build); the last line says how
 # it went.
@@ -97,4 +97,5 @@ real_processes() {
 }
 stage "foundation: real processes" real_processes
 stage "contract: generated requests" scripts/fuzz-api.sh 5
+[ "$seeds" -le 500 ] || stage "pools: real" scripts/test-zfs.sh
 finish
