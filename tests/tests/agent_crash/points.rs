@@ -204,7 +204,9 @@ async fn exported(coordinator: &Coordinator, agent: &Agent, of: Of, image: &str)
         .await;
     };
     known(200).await;
-    cli::text(coordinator, &["vm", "export", &vm, file.to_str().expect("a path"), "--live"]);
+    let words = ["vm", "export", &vm, file.to_str().expect("a path"), "--live"];
+    let exported = cli::output(coordinator, &words);
+    assert!(exported.status.success(), "{exported:?}");
     agent.run_task("machine_destroy", &json!({ "uuid": vm })).await;
     known(404).await;
     Exported::read(&file)
