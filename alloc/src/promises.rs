@@ -130,33 +130,61 @@ impl Promised {
         self.vms.is_empty() && !self.bare
     }
 
-    fn add(&mut self, uuid: Uuid, extra: &Extra) {
+    fn add(&mut self, promise: &Promise) {
+        self.vms.push(Arc::clone(&promise.vm));
+        self.disk.zone_quota += promise.disk.zone_quota;
+        self.disk.zvol += promise.disk.zvol;
+    }
+}
+
+/// A promised VM and the bytes it adds to its server's disk figures. Made once: whatever else
+/// changes on the server, its lists share the VM, and those of snapshots that are held do, too.
+#[derive(Clone, Debug)]
+struct Promise {
+    vm: Arc<Vm>,
+    disk: DiskPromise,
+}
+
+impl Promise {
+    fn new(uuid: Uuid, extra: &Extra) -> Self {
         // Written so that a disk list that is no number (NaN) counts as none.
         let disks = if extra.disks_mib > 0.0 { (extra.disks_mib / 1024.0).ceil() } else { 0.0 };
-        let overhead = f64::from(overhead_mib(&extra.brand));
-        let mut vm = Vm {
+        let brand = Brand::of(&extra.brand);
+        let (quota, zvol) = match brand {
+            Brand::Kvm => (extra.quota, disks),
+            Brand::Bhyve => (extra.quota + disks, 0.0),
+            Brand::Other => (extra.quota, 0.0),
+        };
+        let vm = Vm {
             uuid,
             owner: Uuid::parse_str(&extra.owner_uuid).unwrap_or_default(),
-            brand: Brand::of(&extra.brand),
+            brand,
             state: State::Up,
-            max_physical_memory: extra.max_physical_memory + overhead,
+            max_physical_memory: extra.max_physical_memory + f64::from(overhead_mib(&extra.brand)),
             cpu_cap: extra.cpu_cap.filter(|cap| *cap != 0.0),
-            quota: extra.quota,
+            quota,
             ..Vm::default()
         };
-        match vm.brand {
-            Brand::Kvm => {
-                self.disk.zone_quota += extra.quota * GIB;
-                self.disk.zvol += disks * GIB;
-            }
-            Brand::Bhyve => {
-                self.disk.zone_quota += (extra.quota + disks) * GIB;
-                vm.quota += disks;
-            }
-            Brand::Other => self.disk.zone_quota += extra.quota * GIB,
-        }
-        self.vms.push(Arc::new(vm));
+        let disk = DiskPromise { zone_quota: quota * GIB, zvol: zvol * GIB };
+        Self { vm: Arc::new(vm), disk }
     }
+}
+
+/// What counts of an open ticket.
+#[derive(Clone, Debug)]
+struct Open {
+    ticket: String,
+    vm: Uuid,
+    /// `None`: it says nothing about its VM.
+    promise: Option<Promise>,
+}
+
+/// What is reserved for a VM.
+#[derive(Clone, Debug)]
+struct Reservation {
+    server: ServerName,
+    extra: Arc<Extra>,
+    promise: Promise,
 }
 
 /// All promises of a fleet.
@@ -165,15 +193,11 @@ pub(crate) struct Promises {
     next: u64,
     /// By ticket: its place in the order of creation.
     order: BTreeMap<String, (ServerName, u64)>,
-    tickets: BTreeMap<ServerName, BTreeMap<u64, Ticket>>,
+    tickets: BTreeMap<ServerName, BTreeMap<u64, Open>>,
     /// How many open tickets with figures each VM has.
     ticketed: BTreeMap<Uuid, usize>,
-    reservations: BTreeMap<Uuid, (ServerName, Arc<Extra>)>,
+    reservations: BTreeMap<Uuid, Reservation>,
     reserved_on: BTreeMap<ServerName, BTreeSet<Uuid>>,
-}
-
-fn vm_of(ticket: &Ticket) -> Uuid {
-    Uuid::parse_str(&ticket.vm_uuid).unwrap_or_default()
 }
 
 impl Promises {
@@ -181,15 +205,17 @@ impl Promises {
     pub(crate) fn open(&mut self, ticket: Ticket) -> Vec<ServerName> {
         let mut touched = self.close(&ticket.uuid);
         self.next += 1;
-        let vm = vm_of(&ticket);
-        if ticket.extra.is_some() {
+        let vm = Uuid::parse_str(&ticket.vm_uuid).unwrap_or_default();
+        let promise = ticket.extra.map(|extra| Promise::new(vm, &extra));
+        if promise.is_some() {
             *self.ticketed.entry(vm).or_default() += 1;
         }
         let server = ServerName::from(ticket.server_uuid);
         touched.push(server.clone());
-        touched.extend(self.reservations.get(&vm).map(|(server, _)| server.clone()));
+        touched.extend(self.reserved_where(vm));
         self.order.insert(ticket.uuid.clone(), (server.clone(), self.next));
-        self.tickets.entry(server).or_default().insert(self.next, ticket);
+        let open = Open { ticket: ticket.uuid, vm, promise };
+        self.tickets.entry(server).or_default().insert(self.next, open);
         touched
     }
 
@@ -197,20 +223,19 @@ impl Promises {
     pub(crate) fn close(&mut self, uuid: &str) -> Vec<ServerName> {
         let Some((server, place)) = self.order.remove(uuid) else { return Vec::new() };
         let Some(list) = self.tickets.get_mut(&server) else { return Vec::new() };
-        let ticket = list.remove(&place);
+        let open = list.remove(&place);
         if list.is_empty() {
             self.tickets.remove(&server);
         }
         let mut touched = vec![server];
-        if let Some(ticket) = ticket.filter(|ticket| ticket.extra.is_some()) {
-            let vm = vm_of(&ticket);
+        if let Some(Open { vm, .. }) = open.filter(|open| open.promise.is_some()) {
             if let Some(n) = self.ticketed.get_mut(&vm) {
                 *n -= 1;
                 if *n == 0 {
                     self.ticketed.remove(&vm);
                 }
             }
-            touched.extend(self.reservations.get(&vm).map(|(server, _)| server.clone()));
+            touched.extend(self.reserved_where(vm));
         }
         touched
     }
@@ -223,7 +248,8 @@ impl Promises {
         extra: Arc<Extra>,
     ) -> Vec<ServerName> {
         let mut touched = self.release(vm);
-        self.reservations.insert(vm, (server.clone(), extra));
+        let promise = Promise::new(vm, &extra);
+        self.reservations.insert(vm, Reservation { server: server.clone(), extra, promise });
         self.reserved_on.entry(server.clone()).or_default().insert(vm);
         touched.push(server.clone());
         touched
@@ -231,7 +257,9 @@ impl Promises {
 
     /// Ends a reservation.
     pub(crate) fn release(&mut self, vm: Uuid) -> Vec<ServerName> {
-        let Some((server, _)) = self.reservations.remove(&vm) else { return Vec::new() };
+        let Some(Reservation { server, .. }) = self.reservations.remove(&vm) else {
+            return Vec::new();
+        };
         if let Some(on) = self.reserved_on.get_mut(&server) {
             on.remove(&vm);
             if on.is_empty() {
@@ -244,9 +272,8 @@ impl Promises {
     /// Forgets all that is promised to a VM.
     pub(crate) fn forget(&mut self, vm: Uuid) -> Vec<ServerName> {
         let mut touched = self.release(vm);
-        let of_vm = |ticket: &&Ticket| vm_of(ticket) == vm;
-        let tickets = self.tickets.values().flat_map(BTreeMap::values).filter(of_vm);
-        for ticket in tickets.map(|ticket| ticket.uuid.clone()).collect::<Vec<_>>() {
+        let open = self.tickets.values().flat_map(BTreeMap::values).filter(|open| open.vm == vm);
+        for ticket in open.map(|open| open.ticket.clone()).collect::<Vec<_>>() {
             touched.extend(self.close(&ticket));
         }
         touched
@@ -259,27 +286,32 @@ impl Promises {
 
     /// What a VM has reserved.
     pub(crate) fn reserved(&self, vm: Uuid) -> Option<&Extra> {
-        self.reservations.get(&vm).map(|(_, extra)| extra.as_ref())
+        self.reservations.get(&vm).map(|reservation| reservation.extra.as_ref())
+    }
+
+    fn reserved_where(&self, vm: Uuid) -> Option<ServerName> {
+        self.reservations.get(&vm).map(|reservation| reservation.server.clone())
     }
 
     /// What is promised on a server beside the VMs that it shows.
     pub(crate) fn on(&self, server: &ServerName, visible: impl Fn(Uuid) -> bool) -> Promised {
         let mut promised = Promised::default();
-        for ticket in self.tickets.get(server).into_iter().flat_map(BTreeMap::values) {
-            let vm = vm_of(ticket);
-            match &ticket.extra {
+        for Open { vm, promise, .. } in
+            self.tickets.get(server).into_iter().flat_map(BTreeMap::values)
+        {
+            match promise {
                 None => promised.bare = true,
-                Some(_) if visible(vm) || promised.vms.iter().any(|v| v.uuid == vm) => {}
-                Some(extra) => promised.add(vm, extra),
+                Some(_) if visible(*vm) || promised.vms.iter().any(|v| v.uuid == *vm) => {}
+                Some(promise) => promised.add(promise),
             }
         }
         promised.ticketed = promised.vms.len();
         let before = promised.disk;
         for vm in self.reserved_on.get(server).into_iter().flatten() {
-            if let (false, false, Some((_, extra))) =
+            if let (false, false, Some(reservation)) =
                 (visible(*vm), self.ticketed.contains_key(vm), self.reservations.get(vm))
             {
-                promised.add(*vm, extra);
+                promised.add(&reservation.promise);
             }
         }
         // Whole bytes far below 2^53, so the difference is exact.
@@ -288,5 +320,31 @@ impl Promises {
             zvol: promised.disk.zvol - before.zvol,
         };
         promised
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_promised_vm_is_made_once() {
+        let mut promises = Promises::default();
+        let server_uuid = ServerUuid(Uuid::from_u128(1));
+        let server = ServerName::from(server_uuid);
+        let extra = Extra { brand: "bhyve".to_owned(), quota: 25.0, ..Extra::default() };
+        promises.reserve(Uuid::from_u128(2), &server, Arc::new(extra.clone()));
+        promises.open(Ticket {
+            uuid: "ticket".to_owned(),
+            server_uuid,
+            vm_uuid: Uuid::from_u128(3).to_string(),
+            extra: Some(extra.clone()),
+        });
+        let before = promises.on(&server, |_| false);
+        promises.reserve(Uuid::from_u128(4), &server, Arc::new(extra));
+        let after = promises.on(&server, |_| false);
+        assert_eq!((before.vms.len(), after.vms.len()), (2, 3));
+        let is_shared = |(before, after)| Arc::ptr_eq(before, after);
+        assert!(before.vms.iter().zip(&after.vms).all(is_shared));
     }
 }
