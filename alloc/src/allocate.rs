@@ -19,6 +19,7 @@ use crate::rng::Rng;
 use crate::run::Run;
 use crate::server::{Unreserved, flag};
 use crate::server_name::ServerName;
+use crate::slot_set::SlotSet;
 use crate::snapshot::Snapshot;
 
 /// In which order servers are looked at. The order decides ties.
@@ -96,20 +97,22 @@ fn candidates(
     options: &Options,
     rng: &mut Rng,
 ) -> Vec<u32> {
-    let ready = |slot: &u32| {
-        let flags = snapshot.flags(*slot);
-        !options.only_ready || (flags & flag::SETUP != 0 && flags & flag::RESERVED == 0)
-    };
+    let wanted = only.map(|only| {
+        let slot = |server: &ServerUuid| snapshot.slot_of(&(*server).into());
+        SlotSet::of(&only.iter().filter_map(slot).collect::<Vec<_>>(), snapshot.capacity())
+    });
+    let looked_at = SlotSet::by_word(snapshot.words(), |word| {
+        let flagged = |bit| snapshot.flagged(word, bit);
+        let wanted = wanted.as_ref().map_or(u64::MAX, |wanted| wanted.word(word));
+        let ready = flagged(flag::SETUP) & !flagged(flag::RESERVED);
+        flagged(flag::USED) & wanted & if options.only_ready { ready } else { u64::MAX }
+    });
     let mut list: Vec<u32> = match options.order {
-        Order::Uuid => snapshot.by_name.values().copied().filter(ready).collect(),
-        Order::Arrival | Order::Shuffled => snapshot.slots().filter(ready).collect(),
+        Order::Uuid => {
+            snapshot.by_name.values().copied().filter(|slot| looked_at.has(*slot)).collect()
+        }
+        Order::Arrival | Order::Shuffled => looked_at.to_vec(),
     };
-    if let Some(only) = only {
-        let mut wanted: Vec<u32> =
-            only.iter().filter_map(|server| snapshot.slot_of(&(*server).into())).collect();
-        wanted.sort_unstable();
-        list.retain(|slot| wanted.binary_search(slot).is_ok());
-    }
     if options.order == Order::Shuffled {
         rng.shuffle(&mut list);
     }

@@ -242,7 +242,7 @@ impl Fleet {
         self.nics.release(nics);
         self.platforms.release(platform);
         let chunk = Arc::make_mut(&mut self.current.chunks[slot as usize / CHUNK]);
-        chunk.flags[slot as usize % CHUNK] = 0;
+        chunk.flags.set(slot as usize % CHUNK, 0);
         chunk.servers[slot as usize % CHUNK] = None;
         Arc::make_mut(&mut self.current.by_name).remove(name);
         self.free.push(slot);
@@ -369,7 +369,7 @@ impl Fleet {
             chunk.nics[i] = nics;
             chunk.platform[i] = platform;
         }
-        chunk.flags[i] = server.flags();
+        chunk.flags.set(i, server.flags());
         chunk.vm_count[i] = u32::try_from(server.counted().count()).unwrap_or(u32::MAX);
         chunk.unreserved[i] = server.unreserved_promised(ratios);
         chunk.free_disk[i] = server.free_disk();

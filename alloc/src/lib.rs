@@ -42,6 +42,7 @@ mod figures;
 mod findings;
 mod fingerprint;
 mod fit;
+mod flags;
 mod fleet;
 mod least;
 mod new_vm;

@@ -51,11 +51,17 @@ impl Default for Bits {
 }
 
 impl Bits {
-    fn of(snapshot: &Snapshot, slots: &[u32]) -> Self {
-        slots.iter().fold(Self { all: u32::MAX, any: 0 }, |bits, slot| {
-            let flags = snapshot.flags(*slot);
-            Self { all: bits.all & flags, any: bits.any | flags }
-        })
+    fn of(snapshot: &Snapshot, slots: &SlotSet) -> Self {
+        let mut bits = Self { all: u32::MAX, any: 0 };
+        for word in 0..slots.words() {
+            let slots = slots.word(word);
+            for bit in (0..flag::COUNT).map(|n| 1 << n) {
+                let flagged = snapshot.flagged(word, bit);
+                bits.any |= if slots & flagged != 0 { bit } else { 0 };
+                bits.all &= if slots & !flagged != 0 { !bit } else { u32::MAX };
+            }
+        }
+        bits
     }
 
     /// Whether every server has the flag, or none: then a filter for it keeps all of them.
@@ -156,8 +162,8 @@ impl<'a> Run<'a> {
 
     /// Begins with these servers.
     pub(crate) fn start_with(&mut self, list: Vec<u32>) {
-        self.bits = Bits::of(self.snapshot, &list);
         self.leave(list);
+        self.bits = Bits::of(self.snapshot, &self.left);
     }
 
     /// The servers left, in order.

@@ -53,6 +53,8 @@ pub(crate) mod flag {
     pub(crate) const USED: u32 = 1 << 18;
     /// VMs can run that are containers: on Linux a runtime runs them, elsewhere the system itself.
     pub(crate) const CONTAINERS: u32 = 1 << 19;
+    /// How many there are.
+    pub(crate) const COUNT: usize = 20;
 }
 
 /// Which NIC tags a server has, and in what state.

@@ -18,12 +18,34 @@ impl SlotSet {
         Self(words)
     }
 
+    /// The slots that a function says, word by word.
+    pub(crate) fn by_word(words: usize, word: impl Fn(usize) -> u64) -> Self {
+        Self((0..words).map(word).collect())
+    }
+
     pub(crate) fn has(&self, slot: u32) -> bool {
         self.0[slot as usize / WORD] >> (slot as usize % WORD) & 1 != 0
     }
 
     pub(crate) fn remove(&mut self, slot: u32) {
         self.0[slot as usize / WORD] &= !(1 << (slot as usize % WORD));
+    }
+
+    /// How many slots there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// The slots, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().enumerate().flat_map(|(word, bits)| slots_of(word, *bits))
+    }
+
+    /// [`SlotSet::iter`] as a list.
+    pub(crate) fn to_vec(&self) -> Vec<u32> {
+        let mut slots = Vec::with_capacity(self.len());
+        slots.extend(self.iter());
+        slots
     }
 
     /// How many words there are.

@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
+use crate::flags::Flags;
 use crate::persist::ShardMap;
 use crate::promises::DiskPromise;
 use crate::ratios::{RatioPolicy, Ratios};
 use crate::server::{Nics, Platform, Server, Unreserved, flag};
 use crate::server_name::ServerName;
-use crate::slot_set::WORD;
+use crate::slot_set::{WORD, slots_of};
 
 /// Servers in a chunk: large enough that a snapshot is few pointers, small enough that copying one
 /// takes about a microsecond.
@@ -23,7 +24,7 @@ pub(crate) const CHUNK: usize = 128;
 /// Slots of a chunk's servers, one array per question.
 #[derive(Clone, Debug)]
 pub(crate) struct Chunk {
-    pub(crate) flags: [u32; CHUNK],
+    pub(crate) flags: Flags,
     pub(crate) vm_count: [u32; CHUNK],
     pub(crate) nics: [u32; CHUNK],
     pub(crate) platform: [u32; CHUNK],
@@ -38,7 +39,7 @@ pub(crate) struct Chunk {
 impl Chunk {
     pub(crate) fn new() -> Self {
         Self {
-            flags: [0; CHUNK],
+            flags: Flags::NONE,
             vm_count: [0; CHUNK],
             nics: [0; CHUNK],
             platform: [0; CHUNK],
@@ -142,21 +143,20 @@ impl Snapshot {
     }
 
     #[inline]
-    pub(crate) fn flags(&self, slot: u32) -> u32 {
+    pub(crate) fn has(&self, slot: u32, bit: u32) -> bool {
         let (chunk, i) = self.chunk(slot);
-        chunk.flags[i]
+        chunk.flags.has(i, bit)
     }
 
-    #[inline]
-    pub(crate) fn has(&self, slot: u32, bit: u32) -> bool {
-        self.flags(slot) & bit != 0
+    /// Words of slots.
+    pub(crate) fn words(&self) -> usize {
+        self.capacity() / WORD
     }
 
     /// Which of the slots from `word * WORD` on have the flag, the first one in the lowest bit.
     pub(crate) fn flagged(&self, word: usize, bit: u32) -> u64 {
-        let start = word * WORD;
-        let flags = &self.chunks[start / CHUNK].flags[start % CHUNK..][..WORD];
-        flags.iter().rev().fold(0, |word, flags| word << 1 | u64::from(flags & bit != 0))
+        const WORDS: usize = CHUNK / WORD;
+        self.chunks[word / WORDS].flags.word(word % WORDS, bit)
     }
 
     #[inline]
@@ -210,9 +210,7 @@ impl Snapshot {
 
     /// The slots in use, in order.
     pub(crate) fn slots(&self) -> impl Iterator<Item = u32> {
-        (0..self.capacity())
-            .map(|slot| u32::try_from(slot).expect("a fleet has fewer than 2^32 servers"))
-            .filter(|slot| self.has(*slot, flag::USED))
+        (0..self.words()).flat_map(|word| slots_of(word, self.flagged(word, flag::USED)))
     }
 
     /// Where the owner has VMs, in slot order.
