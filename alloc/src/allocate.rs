@@ -87,7 +87,7 @@ pub fn explain(
     let outcome = evaluation.decide(snapshot, config, options);
     let notes = evaluation.notes.take().unwrap_or_default();
     let inputs = Inputs { request, settings: &config.settings, recent: &options.recent };
-    let explanation = notes.explanation(snapshot, inputs, &outcome.steps[0].remaining);
+    let explanation = notes.explanation(snapshot, inputs, outcome.steps[0].remaining.list());
     (outcome, explanation)
 }
 
@@ -141,7 +141,7 @@ impl<'a> Evaluation<'a> {
     }
 
     fn decide(&mut self, snapshot: &Arc<Snapshot>, config: &Config, options: &Options) -> Outcome {
-        let remaining = Arc::clone(self.run.list());
+        let remaining = Arc::clone(self.run.remaining());
         self.steps = vec![Step { algorithm: None, remaining, reasons: Reasons::None }];
         self.evaluate(&config.expr);
         let run = &self.run;
@@ -164,18 +164,18 @@ impl<'a> Evaluation<'a> {
             Expr::Run(algorithm) => self.execute(algorithm),
             Expr::Pipe(elements) => {
                 for element in elements {
-                    if self.run.list().is_empty() {
+                    if self.run.remaining().is_empty() {
                         return;
                     }
                     self.evaluate(element);
                 }
             }
             Expr::Or(elements) => {
-                let entered = Arc::clone(self.run.list());
+                let entered = Arc::clone(self.run.remaining());
                 for element in elements {
                     self.run.go_back(&entered);
                     self.evaluate(element);
-                    if !self.run.list().is_empty() {
+                    if !self.run.remaining().is_empty() {
                         return;
                     }
                 }
@@ -185,12 +185,12 @@ impl<'a> Evaluation<'a> {
 
     fn execute(&mut self, algorithm: &'static Algorithm) {
         let run = &mut self.run;
-        let before = Arc::clone(run.list());
+        let before = Arc::clone(run.remaining());
         let reasons = (algorithm.run)(run);
         if let Some(notes) = &mut self.notes {
-            notes.note(run, algorithm, &before, &reasons);
+            notes.note(run, algorithm, before, &reasons);
         }
-        let remaining = Arc::clone(run.list());
+        let remaining = Arc::clone(run.remaining());
         self.steps.push(Step { algorithm: Some(algorithm), remaining, reasons });
     }
 }

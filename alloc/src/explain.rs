@@ -12,6 +12,7 @@ use crate::findings::Findings;
 use crate::num;
 use crate::reason::Reasons;
 use crate::recent::Recent;
+use crate::remaining::Remaining;
 use crate::request::Request;
 use crate::run::Run;
 use crate::server_name::ServerName;
@@ -53,9 +54,9 @@ fn number<S: Serializer>(x: &Option<f64>, serializer: S) -> Result<S::Ok, S::Err
 #[derive(Clone, Debug)]
 struct Moment {
     algorithm: &'static Algorithm,
-    /// By slot: whether it was given the server, and whether it kept it.
-    given: Arc<Vec<bool>>,
-    kept: Arc<Vec<bool>>,
+    /// The servers that it was given, and those that it kept.
+    given: Arc<Remaining>,
+    kept: Arc<Remaining>,
     skipped: Option<Cow<'static, str>>,
     /// By slot, of a scorer: by how much the score changed.
     deltas: Option<Vec<Option<f64>>>,
@@ -75,7 +76,7 @@ impl Notes {
         &mut self,
         run: &Run<'_>,
         algorithm: &'static Algorithm,
-        before: &[u32],
+        given: Arc<Remaining>,
         reasons: &Reasons,
     ) {
         let skipped = match reasons {
@@ -95,21 +96,9 @@ impl Notes {
         let last = self.0.last().map(|last| &last.scores).filter(|_| deltas.is_none());
         let scores = last.cloned().unwrap_or_else(|| Arc::new(run.scores().to_vec()));
         let compares = algorithm.compares.is_some() && skipped.is_none();
-        let given = self.among(before, run);
-        let kept = if before == run.list().as_slice() {
-            Arc::clone(&given)
-        } else {
-            Arc::new(flags(run.list(), run))
-        };
+        let kept = Arc::clone(run.remaining());
         let found = compares.then(|| run.found.clone());
         self.0.push(Moment { algorithm, given, kept, skipped, deltas, scores, found });
-    }
-
-    /// Which slots are in a list; mostly those that the last algorithm left.
-    fn among(&self, list: &[u32], run: &Run<'_>) -> Arc<Vec<bool>> {
-        let flags = flags(list, run);
-        let last = self.0.last().map(|last| &last.kept);
-        last.filter(|last| ***last == flags).cloned().unwrap_or_else(|| Arc::new(flags))
     }
 
     /// By server, in an order.
@@ -128,15 +117,6 @@ impl Notes {
             order: Arc::clone(order),
         }
     }
-}
-
-/// By slot: whether it is in a list.
-fn flags(list: &[u32], run: &Run<'_>) -> Vec<bool> {
-    let mut flags = vec![false; run.scores().len()];
-    for slot in list {
-        flags[*slot as usize] = true;
-    }
-    flags
 }
 
 /// What every algorithm made of every server: `{"<uuid>": [{"algorithm", "verdict":
@@ -208,7 +188,7 @@ impl Moment {
     /// What it made of a server, if it was given it.
     fn note(&self, run: Option<&Run<'_>>, slot: u32) -> Option<Note> {
         let at = slot as usize;
-        if !self.given[at] {
+        if !self.given.has(slot) {
             return None;
         }
         let delta = self.deltas.as_ref().and_then(|deltas| deltas[at]);
@@ -218,7 +198,7 @@ impl Moment {
         });
         Some(Note {
             algorithm: self.algorithm.name,
-            verdict: match (self.kept[at], delta) {
+            verdict: match (self.kept.has(slot), delta) {
                 (false, _) => Verdict::Removed,
                 (true, None) => Verdict::Kept,
                 (true, Some(_)) => Verdict::Scored,

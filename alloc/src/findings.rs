@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::promises::DiskPromise;
 use crate::ratios::RatioPolicy;
+use crate::remaining::Remaining;
 use crate::request::{Package, Request};
 use crate::server::Unreserved;
 use crate::validate::Locality;
@@ -106,12 +107,9 @@ impl Findings {
     }
 
     /// Forgets the VMs that were added to these servers; the disk they were counted for stays.
-    pub(crate) fn drop_extra_vms(&mut self, slots: &[u32]) {
-        for slot in slots {
-            if let Some(extra) = self.extra.get_mut(slot) {
-                extra.vms.clear();
-            }
-        }
+    pub(crate) fn drop_extra_vms(&mut self, of: &Remaining) {
+        let extra = self.extra.iter_mut().filter(|(slot, _)| of.has(**slot));
+        extra.for_each(|(_, extra)| extra.vms.clear());
     }
 
     /// How much of a server's resources may be promised.

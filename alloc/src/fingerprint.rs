@@ -1,10 +1,13 @@
 //! A decision in 64 bits: two outcomes with the same fingerprint have the same steps, verdicts
 //! and scores. Independent of the process and of the places servers have in a snapshot.
 
+use std::sync::Arc;
+
 use uuid::Uuid;
 
 use crate::outcome::Outcome;
 use crate::reason::{Deltas, Reason, Reasons};
+use crate::remaining::Remaining;
 use crate::server_name::ServerName;
 
 /// Mixes one number into a hash.
@@ -43,13 +46,16 @@ impl Outcome {
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         let mut hash = 0;
-        let mut last = None;
+        let mut last: Option<&Arc<Remaining>> = None;
         for step in &self.steps {
             hash = mix_text(hash, step.title());
-            let list = step.remaining.as_ptr();
-            if last != Some(list) {
-                hash = self.mix_slots(hash, &step.remaining);
-                last = Some(list);
+            let now = &step.remaining;
+            // One that is made anew goes in again, even if it is the same, unless it is empty.
+            let same =
+                |last: &Arc<Remaining>| Arc::ptr_eq(last, now) || last.is_empty() && now.is_empty();
+            if !last.is_some_and(same) {
+                hash = self.mix_slots(hash, now.len(), now.iter());
+                last = Some(now);
             }
             hash = self.mix_reasons(hash, &step.reasons);
         }
@@ -61,9 +67,9 @@ impl Outcome {
         }
     }
 
-    fn mix_slots(&self, hash: u64, slots: &[u32]) -> u64 {
-        let start = mix(hash, slots.len() as u64);
-        slots.iter().fold(start, |hash, slot| mix(hash, self.snapshot.id(*slot)))
+    fn mix_slots(&self, hash: u64, len: usize, slots: impl Iterator<Item = u32>) -> u64 {
+        let start = mix(hash, len as u64);
+        slots.fold(start, |hash, slot| mix(hash, self.snapshot.id(slot)))
     }
 
     fn mix_reasons(&self, hash: u64, reasons: &Reasons) -> u64 {
@@ -72,7 +78,8 @@ impl Outcome {
             Reasons::Skip(text) => mix_text(mix(hash, 2), text),
             Reasons::Loaded => mix(hash, 3),
             Reasons::Scored(scored) => {
-                let mut hash = self.mix_slots(mix(hash, 4), &scored.order);
+                let order = &scored.order;
+                let mut hash = self.mix_slots(mix(hash, 4), order.len(), order.iter().copied());
                 hash = match &scored.deltas {
                     Deltas::Linear(weight) => mix(hash, weight.to_bits()),
                     Deltas::Each(all) => all.iter().fold(hash, |hash, x| mix(hash, x.to_bits())),

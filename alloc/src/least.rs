@@ -6,7 +6,6 @@
 //! here only as far as to guess what could help.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -125,12 +124,11 @@ pub fn least_changes(helpless: Helpless<'_>, is_over: &dyn Fn() -> bool) -> Leas
 fn promising(snapshot: &Snapshot, request: &Request, refused: &Outcome) -> Vec<u32> {
     let mut chosen: Vec<u32> = Vec::new();
     for pair in refused.steps.windows(2).rev() {
-        let left: BTreeSet<u32> = pair[1].remaining.iter().copied().collect();
         let mut gone: Vec<(f64, u32)> = pair[0]
             .remaining
             .iter()
-            .filter(|slot| !left.contains(slot))
-            .map(|slot| (spare(&pair[1].reasons, *slot), *slot))
+            .filter(|slot| !pair[1].remaining.has(*slot))
+            .map(|slot| (spare(&pair[1].reasons, slot), slot))
             .collect();
         gone.sort_by(|a, b| b.0.total_cmp(&a.0));
         chosen.extend(gone.into_iter().map(|(_, slot)| slot));

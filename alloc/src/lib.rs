@@ -59,6 +59,7 @@ mod ratios;
 mod reason;
 mod recent;
 mod relax;
+mod remaining;
 mod remedy;
 mod render;
 mod request;

@@ -6,6 +6,7 @@ use crate::algorithm::Algorithm;
 use crate::algorithms::VOLUMES_FROM;
 use crate::ratios::Ratios;
 use crate::reason::Reasons;
+use crate::remaining::Remaining;
 use crate::server::Unreserved;
 use crate::server_name::ServerName;
 use crate::snapshot::Snapshot;
@@ -26,7 +27,7 @@ pub enum Detail {
 #[derive(Clone, Debug)]
 pub struct Step {
     pub(crate) algorithm: Option<&'static Algorithm>,
-    pub(crate) remaining: Arc<Vec<u32>>,
+    pub(crate) remaining: Arc<Remaining>,
     pub(crate) reasons: Reasons,
 }
 
@@ -112,7 +113,7 @@ impl Outcome {
         let Some(last) = self.steps.last() else { return Vec::new() };
         let scores = self.scores();
         let mut order: Vec<(f64, u32)> =
-            last.remaining.iter().map(|slot| (scores[*slot as usize], *slot)).collect();
+            last.remaining.iter().map(|slot| (scores[slot as usize], slot)).collect();
         if order.len() > most {
             // Only the best need to be in order.
             order.select_nth_unstable_by(most, |a, b| b.0.total_cmp(&a.0));

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use crate::num::{push_fix2, text};
 use crate::outcome::{Detail, Outcome, Step};
 use crate::reason::{Reason, Reasons, Scored};
+use crate::remaining::Remaining;
 use crate::request::json_text;
 use crate::server::flag;
 
@@ -42,9 +43,10 @@ struct Lists {
 impl Lists {
     fn of(outcome: &Outcome, names: &Names) -> Self {
         let mut lists = Self::default();
-        let mut last: Option<&Arc<Vec<u32>>> = None;
+        let mut last: Option<&Arc<Remaining>> = None;
         for Step { remaining, .. } in &outcome.steps {
-            let same = last.is_some_and(|last| Arc::ptr_eq(last, remaining) || last == remaining);
+            let same =
+                last.is_some_and(|last| Arc::ptr_eq(last, remaining) || last.is_same(remaining));
             if !same {
                 lists.json.push(names.list(remaining));
             }
@@ -88,8 +90,8 @@ impl Names {
         &self.text[self.starts[slot]..self.starts[slot + 1]]
     }
 
-    fn list(&self, slots: &[u32]) -> Box<RawValue> {
-        let names: Vec<&str> = slots.iter().map(|slot| self.get(*slot)).collect();
+    fn list(&self, servers: &Remaining) -> Box<RawValue> {
+        let names: Vec<&str> = servers.iter().map(|slot| self.get(slot)).collect();
         serde_json::value::to_raw_value(&names).expect("texts are JSON")
     }
 }
@@ -213,8 +215,8 @@ impl Serialize for ReasonsView<'_> {
             Reasons::Loaded => {
                 for slot in self.step.remaining.iter() {
                     out.clear();
-                    push(&mut out, format_args!("{} VMs loaded", loaded(outcome, *slot)));
-                    map.serialize_entry(names.get(*slot), &out)?;
+                    push(&mut out, format_args!("{} VMs loaded", loaded(outcome, slot)));
+                    map.serialize_entry(names.get(slot), &out)?;
                 }
             }
             Reasons::Scored(scored) => {

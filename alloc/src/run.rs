@@ -11,6 +11,7 @@ use crate::order::stable_order;
 use crate::ratios::Ratios;
 use crate::reason::{Reason, Reasons, Scored};
 use crate::recent::Recent;
+use crate::remaining::Remaining;
 use crate::request::Request;
 use crate::rng::Rng;
 use crate::server::{Unreserved, flag};
@@ -88,10 +89,7 @@ pub(crate) struct Run<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) recent: &'a Recent,
     pub(crate) rng: Rng,
-    /// The servers left, in order.
-    list: Arc<Vec<u32>>,
-    /// The same servers, in the order of slots.
-    left: SlotSet,
+    remaining: Arc<Remaining>,
     /// Flags that all and that any of the servers had which the evaluation began with.
     bits: Bits,
     /// By slot.
@@ -121,8 +119,7 @@ impl<'a> Run<'a> {
             settings,
             recent,
             rng: Rng::new(seed),
-            list: Arc::default(),
-            left: SlotSet::default(),
+            remaining: Arc::default(),
             bits: Bits::default(),
             scores: vec![0.0; snapshot.capacity()],
             found: Findings::new(request),
@@ -163,26 +160,28 @@ impl<'a> Run<'a> {
     /// Begins with these servers.
     pub(crate) fn start_with(&mut self, list: Vec<u32>) {
         self.leave(list);
-        self.bits = Bits::of(self.snapshot, &self.left);
+        self.bits = Bits::of(self.snapshot, self.remaining.set());
     }
 
-    /// The servers left, in order.
+    /// The servers left.
+    pub(crate) fn remaining(&self) -> &Arc<Remaining> {
+        &self.remaining
+    }
+
+    /// The servers left, in order. Who asks only for their number, or for one of them, asks
+    /// [`Run::remaining`].
     pub(crate) fn list(&self) -> &Arc<Vec<u32>> {
-        &self.list
+        self.remaining.list()
     }
 
     /// Has these servers left, in this order: some of those that there were.
     pub(crate) fn leave(&mut self, list: Vec<u32>) {
-        self.go_back(&Arc::new(list));
+        self.remaining = Arc::new(Remaining::new(list, self.snapshot.capacity()));
     }
 
     /// Has the servers left that there were at an earlier point, for another try with them.
-    pub(crate) fn go_back(&mut self, list: &Arc<Vec<u32>>) {
-        if Arc::ptr_eq(&self.list, list) {
-            return;
-        }
-        self.list = Arc::clone(list);
-        self.left = SlotSet::of(list, self.snapshot.capacity());
+    pub(crate) fn go_back(&mut self, remaining: &Arc<Remaining>) {
+        self.remaining = Arc::clone(remaining);
     }
 
     /// Flags of the servers that the evaluation began with.
@@ -209,11 +208,11 @@ impl<'a> Run<'a> {
     /// nothing else, so that the order does not matter.
     pub(crate) fn filter(&mut self, mut judge: impl FnMut(&Self, u32) -> Verdict) -> Reasons {
         let mut removed = Vec::new();
-        for word in 0..self.left.words() {
+        for word in 0..self.remaining.set().words() {
             if self.is_over() {
                 return Reasons::None;
             }
-            for slot in slots_of(word, self.left.word(word)) {
+            for slot in slots_of(word, self.remaining.set().word(word)) {
                 match judge(self, slot) {
                     Verdict::Keep => {}
                     Verdict::Drop => removed.push((slot, None)),
@@ -238,11 +237,12 @@ impl<'a> Run<'a> {
             Verdict::Because(reason) => (slot, Some(reason)),
             Verdict::Keep | Verdict::Drop => (slot, None),
         };
+        let left = self.remaining.set();
         let differ = |word: usize| {
-            let (left, flagged) = (self.left.word(word), self.snapshot.flagged(word, bit));
-            slots_of(word, left & if wanted { !flagged } else { flagged })
+            let flagged = self.snapshot.flagged(word, bit);
+            slots_of(word, left.word(word) & if wanted { !flagged } else { flagged })
         };
-        let removed = (0..self.left.words()).flat_map(differ).map(because).collect();
+        let removed = (0..left.words()).flat_map(differ).map(because).collect();
         self.remove(removed)
     }
 
@@ -251,19 +251,17 @@ impl<'a> Run<'a> {
         if removed.is_empty() {
             return Reasons::None;
         }
-        removed.iter().for_each(|(slot, _)| self.left.remove(*slot));
-        let gone = self.list.iter().filter(|slot| !self.left.has(**slot));
-        let mut each = Vec::new();
-        if removed.iter().any(|(_, reason)| reason.is_some()) {
-            for slot in gone {
-                let place = removed.binary_search_by_key(slot, |(slot, _)| *slot);
-                let reason = place.ok().and_then(|place| removed[place].1.take());
-                each.extend(reason.map(|reason| (*slot, reason)));
-            }
+        let left = Arc::new(self.remaining.without(removed.iter().map(|(slot, _)| *slot)));
+        let before = std::mem::replace(&mut self.remaining, left);
+        if removed.iter().all(|(_, reason)| reason.is_none()) {
+            return Reasons::None;
         }
-        let kept = self.list.iter().copied().filter(|slot| self.left.has(*slot)).collect();
-        self.list = Arc::new(kept);
-        Reasons::each(each)
+        let gone = before.iter().filter(|slot| !self.remaining.has(*slot));
+        let because = |slot| {
+            let place = removed.binary_search_by_key(&slot, |(slot, _)| *slot).ok()?;
+            Some((slot, removed[place].1.take()?))
+        };
+        Reasons::each(gone.filter_map(because).collect())
     }
 
     /// [`Run::filter`] for algorithms that give no reasons.
@@ -330,8 +328,8 @@ impl<'a> Run<'a> {
         // Others keep what an earlier step, or another branch of an `or`, found for them.
         let slots = 0..u32::try_from(self.snapshot.capacity()).unwrap_or(u32::MAX);
         let mut left: Vec<_> = slots.map(|slot| self.left(slot)).collect();
-        for slot in self.list.iter() {
-            left[*slot as usize] = self.left_of(*slot);
+        for slot in self.remaining.set().iter() {
+            left[slot as usize] = self.left_of(slot);
         }
         self.found.set_left(Left::Computed(Arc::new(left)));
     }
@@ -469,6 +467,6 @@ impl<'a> Run<'a> {
 
     /// The list in ascending order of a number; stable.
     pub(crate) fn sorted_by(&self, key: impl Fn(&Self, u32) -> f64) -> Vec<u32> {
-        stable_order(&self.list, |slot| key(self, slot))
+        stable_order(self.list(), |slot| key(self, slot))
     }
 }

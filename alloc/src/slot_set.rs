@@ -5,7 +5,7 @@
 pub(crate) const WORD: usize = 64;
 
 /// Some slots of a snapshot.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SlotSet(Vec<u64>);
 
 impl SlotSet {

@@ -17,7 +17,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if !run.settings.filter_large_servers {
         return Reasons::skip("Do not filter out large servers");
     }
-    let kept_back = kept_back(run.list().len());
+    let kept_back = kept_back(run.remaining().len());
     if kept_back > 0 {
         // The order stays, too.
         let sorted = run.sorted_by(|run, slot| -run.left(slot).ram);

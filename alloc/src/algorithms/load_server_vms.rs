@@ -25,7 +25,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 fn run(run: &mut Run<'_>) -> Reasons {
     run.found.see(run.found.sees().max(Vms::Loaded));
     // What is loaded replaces the VMs that were remembered.
-    let left = Arc::clone(run.list());
+    let left = Arc::clone(run.remaining());
     run.found.drop_extra_vms(&left);
     Reasons::Loaded
 }

@@ -39,7 +39,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let mut each = Vec::new();
     let mut texts = Vec::new();
     for (required, text) in vm.volumes_from.iter().zip(0u32..) {
-        if run.list().is_empty() {
+        if run.remaining().is_empty() {
             break;
         }
         let found = Uuid::parse_str(required).ok().and_then(|vm| run.snapshot.vms.get(vm).copied());

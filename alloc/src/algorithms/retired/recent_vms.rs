@@ -25,7 +25,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     for recent in run.recent.vms.iter().filter(|recent| recent.age_ms < MEMORY_MS) {
         let Some(slot) = run.snapshot.slot_of(&recent.server_uuid) else { continue };
         let known = run.vms(slot).any(|vm| vm.uuid == recent.vm.uuid);
-        if known || !run.list().contains(&slot) {
+        if known || !run.remaining().has(slot) {
             continue;
         }
         let extra = run.found.extra(slot);

@@ -30,11 +30,11 @@ fn run(run: &mut Run<'_>) -> Reasons {
         .iter()
         .filter(|entry| entry.age_ms <= MEMORY_MS)
         .filter_map(|entry| Some((entry.age_ms, run.snapshot.slot_of(&entry.server_uuid)?)))
-        .filter(|(_, slot)| run.list().contains(slot))
+        .filter(|(_, slot)| run.remaining().has(*slot))
         .collect();
     recent.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     let colliding = count(recent.len());
-    let most = (count(run.list().len()) * SHARE).min(colliding);
+    let most = (count(run.remaining().len()) * SHARE).min(colliding);
     recent.truncate(trunc(most));
     if !recent.is_empty() {
         run.keep(|_, slot| !recent.iter().any(|(_, used)| *used == slot));
