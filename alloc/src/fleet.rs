@@ -371,7 +371,9 @@ impl Fleet {
         }
         chunk.flags.set(i, server.flags());
         chunk.vm_count[i] = u32::try_from(server.counted().count()).unwrap_or(u32::MAX);
-        chunk.unreserved[i] = server.unreserved_promised(ratios);
+        let left = server.unreserved_promised(ratios);
+        (chunk.left_cpu[i], chunk.left_ram[i], chunk.left_disk[i]) =
+            (left.cpu, left.ram, left.disk);
         chunk.free_disk[i] = server.free_disk();
         chunk.platform_ms[i] = server.parsed.platform_ms;
         chunk.reboot_ms[i] = server.parsed.reboot_ms;

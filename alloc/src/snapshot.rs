@@ -28,7 +28,9 @@ pub(crate) struct Chunk {
     pub(crate) vm_count: [u32; CHUNK],
     pub(crate) nics: [u32; CHUNK],
     pub(crate) platform: [u32; CHUNK],
-    pub(crate) unreserved: [Unreserved; CHUNK],
+    pub(crate) left_cpu: [f64; CHUNK],
+    pub(crate) left_ram: [f64; CHUNK],
+    pub(crate) left_disk: [f64; CHUNK],
     pub(crate) free_disk: [f64; CHUNK],
     pub(crate) platform_ms: [f64; CHUNK],
     pub(crate) reboot_ms: [f64; CHUNK],
@@ -43,7 +45,9 @@ impl Chunk {
             vm_count: [0; CHUNK],
             nics: [0; CHUNK],
             platform: [0; CHUNK],
-            unreserved: [Unreserved::default(); CHUNK],
+            left_cpu: [0.0; CHUNK],
+            left_ram: [0.0; CHUNK],
+            left_disk: [0.0; CHUNK],
             free_disk: [0.0; CHUNK],
             platform_ms: [f64::NAN; CHUNK],
             reboot_ms: [f64::NAN; CHUNK],
@@ -168,7 +172,7 @@ impl Snapshot {
     #[inline]
     pub(crate) fn fast_unreserved(&self, slot: u32) -> Unreserved {
         let (chunk, i) = self.chunk(slot);
-        chunk.unreserved[i]
+        Unreserved { cpu: chunk.left_cpu[i], ram: chunk.left_ram[i], disk: chunk.left_disk[i] }
     }
 
     #[inline]
