@@ -1,111 +1,120 @@
 //! Sorting servers by a figure: the most expensive thing an allocation does.
 
-/// Whole numbers below this are exact, and fit an integer with the slot beside them.
-const LIMIT: f64 = 549_755_813_888.0;
 /// Bits of a slot.
 const SLOT_BITS: u32 = 24;
 const SLOT: u64 = (1 << SLOT_BITS) - 1;
+/// How far apart keys may be that fit a number with the slot beside them.
+const RANGE: u64 = 1 << (u64::BITS - SLOT_BITS);
 /// Most bits that one pass sorts by: its counters are to stay in the processor's first cache.
 const DIGIT_BITS: u32 = 12;
-const DIGITS: usize = 1 << DIGIT_BITS;
 /// Shorter lists are sorted by comparing.
 const SHORT: usize = 512;
 
 /// The slots in ascending order of their keys; equal ones (and whatever is not a number) keep
 /// their order.
 pub(crate) fn stable_order(slots: &[u32], key: impl Fn(u32) -> f64) -> Vec<u32> {
-    let keys: Vec<f64> = slots.iter().map(|slot| key(*slot)).collect();
-    if keys.is_sorted() {
-        return slots.to_vec();
+    match Packed::of(slots, &key) {
+        None => by_comparison(slots, key),
+        Some(packed) if packed.is_ascending => slots.to_vec(),
+        // What was sorted by the same figure before, the other way round.
+        Some(packed) if packed.is_descending => packed.reversed(),
+        Some(packed) => packed.sorted(),
     }
-    // What was sorted by the same figure before, the other way round.
-    if keys.is_sorted_by(|a, b| a >= b) {
-        return reversed(slots, &keys);
-    }
-    let Some(packed) = pack(slots, &keys) else { return by_comparison(slots, &keys) };
-    let slot = |packed: u64| u32::try_from(packed & SLOT).unwrap_or(0);
-    sort(packed).into_iter().map(slot).collect()
 }
 
-/// Descending keys in ascending order.
-fn reversed(slots: &[u32], keys: &[f64]) -> Vec<u32> {
-    let mut order = Vec::with_capacity(slots.len());
-    let mut end = slots.len();
-    for equal in keys.chunk_by(|a, b| a == b).rev() {
-        let start = end - equal.len();
-        order.extend_from_slice(&slots[start..end]);
-        end = start;
+/// Megabytes, VMs and times are whole numbers: the last bits of each, and the slot beside them.
+struct Packed {
+    items: Vec<u64>,
+    least: i64,
+    most: i64,
+    is_ascending: bool,
+    is_descending: bool,
+}
+
+impl Packed {
+    /// None if a key is no whole number, or too far from others.
+    fn of(slots: &[u32], key: impl Fn(u32) -> f64) -> Option<Self> {
+        let (mut least, mut most) = (i64::MAX, i64::MIN);
+        let (mut is_exact, mut is_ascending, mut is_descending) = (true, true, true);
+        let one = |(slot, key): (&u32, f64)| {
+            #[expect(clippy::cast_possible_truncation, reason = "compared right after")]
+            let whole = key as i64;
+            #[expect(clippy::cast_precision_loss, reason = "compared: equal only if exact")]
+            let same = whole as f64 == key;
+            is_exact &= same && u64::from(*slot) <= SLOT;
+            is_ascending &= most <= whole;
+            is_descending &= whole <= least;
+            (least, most) = (least.min(whole), most.max(whole));
+            whole.cast_unsigned() << SLOT_BITS | u64::from(*slot)
+        };
+        // Keys lie all over the memory: a loop that does nothing else has many of them on the way.
+        let keys: Vec<f64> = slots.iter().map(|slot| key(*slot)).collect();
+        let items = slots.iter().zip(keys).map(one).collect();
+        let fits = is_exact && (slots.is_empty() || most.abs_diff(least) < RANGE);
+        fits.then_some(Self { items, least, most, is_ascending, is_descending })
     }
-    order
-}
 
-/// Megabytes, VMs and times are whole numbers: what they are above the least, beside the slot.
-fn pack(slots: &[u32], keys: &[f64]) -> Option<Vec<u64>> {
-    let least = keys.iter().copied().fold(f64::INFINITY, f64::min);
-    let mut exact = true;
-    let one = |(key, slot): (&f64, &u32)| {
-        let above = key - least;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "checked right after: an integer in 0..2^39"
-        )]
-        let whole = above as i64 as u64;
-        #[expect(clippy::cast_precision_loss, reason = "below 2^39 it is exact")]
-        let same = whole as i64 as f64 == above;
-        exact &= same && above < LIMIT && is_whole(*key) && u64::from(*slot) <= SLOT;
-        whole << SLOT_BITS | u64::from(*slot)
-    };
-    let packed = keys.iter().zip(slots).map(one).collect();
-    exact.then_some(packed)
-}
-
-/// A difference of two such is exact.
-fn is_whole(key: f64) -> bool {
-    const EXACT: f64 = 9_007_199_254_740_992.0;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_precision_loss,
-        reason = "compared: equal only for integers"
-    )]
-    let same = (key as i64) as f64 == key;
-    same && key.abs() < EXACT
-}
-
-/// By the keys alone.
-fn sort(mut packed: Vec<u64>) -> Vec<u64> {
-    if packed.len() <= SHORT {
-        packed.sort_by_key(|packed| packed >> SLOT_BITS);
-        return packed;
+    /// Descending keys in ascending order.
+    fn reversed(&self) -> Vec<u32> {
+        let mut order = Vec::with_capacity(self.items.len());
+        let is_equal = |a: &u64, b: &u64| a >> SLOT_BITS == b >> SLOT_BITS;
+        for equal in self.items.chunk_by(is_equal).rev() {
+            order.extend(equal.iter().map(|item| slot(*item)));
+        }
+        order
     }
-    let all = packed.iter().fold(0, |all, packed| all | packed >> SLOT_BITS);
-    let bits = u64::BITS - all.leading_zeros();
-    let passes = bits.div_ceil(DIGIT_BITS);
-    let mut other = vec![0; packed.len()];
-    for pass in 0..passes {
+
+    /// By the keys alone, a few bits of them in each pass, the lowest first.
+    fn sorted(self) -> Vec<u32> {
+        let Self { mut items, least, most, .. } = self;
+        let least_item = least.cast_unsigned() << SLOT_BITS;
+        let above = |item: u64| item.wrapping_sub(least_item) >> SLOT_BITS;
+        if items.len() <= SHORT {
+            items.sort_by_key(|item| above(*item));
+            return items.into_iter().map(slot).collect();
+        }
+        let bits = u64::BITS - most.abs_diff(least).leading_zeros();
+        let passes = bits.div_ceil(DIGIT_BITS);
         let width = bits.div_ceil(passes);
-        let (shift, mask) = (SLOT_BITS + pass * width, (1_usize << width) - 1);
-        let digit = |packed: u64| usize::try_from(packed >> shift).unwrap_or(0) & mask;
-        let mut starts = [0_u32; DIGITS];
-        for packed in &packed {
-            starts[digit(*packed)] += 1;
+        let mask = (1 << width) - 1;
+        let digit = |item, pass| usize::try_from(above(item) >> (pass * width)).unwrap_or(0) & mask;
+        for pass in 0..passes - 1 {
+            items = scattered(&items, mask + 1, |item| digit(item, pass), |item| item);
         }
-        let mut next = 0;
-        for start in &mut starts[..=mask] {
-            next += std::mem::replace(start, next);
-        }
-        for packed in &packed {
-            let start = &mut starts[digit(*packed)];
-            other[*start as usize] = *packed;
-            *start += 1;
-        }
-        std::mem::swap(&mut packed, &mut other);
+        scattered(&items, mask + 1, |item| digit(item, passes - 1), slot)
     }
-    packed
 }
 
-fn by_comparison(slots: &[u32], keys: &[f64]) -> Vec<u32> {
-    let mut sorted: Vec<(f64, u32)> = keys.iter().copied().zip(slots.iter().copied()).collect();
+/// Values of the items in the order of their digits, which are below `digits`.
+fn scattered<T: Copy + Default>(
+    items: &[u64],
+    digits: usize,
+    digit: impl Fn(u64) -> usize,
+    value: impl Fn(u64) -> T,
+) -> Vec<T> {
+    let mut starts = vec![0_u32; digits];
+    for item in items {
+        starts[digit(*item)] += 1;
+    }
+    let mut next = 0;
+    for start in &mut starts {
+        next += std::mem::replace(start, next);
+    }
+    let mut sorted = vec![T::default(); items.len()];
+    for item in items {
+        let start = &mut starts[digit(*item)];
+        sorted[*start as usize] = value(*item);
+        *start += 1;
+    }
+    sorted
+}
+
+fn slot(item: u64) -> u32 {
+    u32::try_from(item & SLOT).unwrap_or(0)
+}
+
+fn by_comparison(slots: &[u32], key: impl Fn(u32) -> f64) -> Vec<u32> {
+    let mut sorted: Vec<(f64, u32)> = slots.iter().map(|slot| (key(*slot), *slot)).collect();
     // What is no number comes last; the reference leaves its place to the sorting algorithm.
     sorted
         .sort_by(|(a, _), (b, _)| a.partial_cmp(b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan())));
