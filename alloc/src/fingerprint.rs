@@ -82,7 +82,8 @@ impl Outcome {
                 let mut hash = self.mix_slots(mix(hash, 4), order.len(), order.iter().copied());
                 hash = match &scored.deltas {
                     Deltas::Linear(weight) => mix(hash, weight.to_bits()),
-                    Deltas::Each(all) => all.iter().fold(hash, |hash, x| mix(hash, x.to_bits())),
+                    Deltas::Groups(_) | Deltas::BySlot(_) => (0..order.len())
+                        .fold(hash, |hash, place| mix(hash, scored.delta(place).to_bits())),
                 };
                 let zones = scored.zones.iter().flatten();
                 zones.fold(hash, |hash, n| mix(hash, u64::from(*n)))

@@ -1,6 +1,7 @@
 //! What an algorithm did and why: recorded as numbers, rendered on demand.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use uuid::Uuid;
 
@@ -35,7 +36,7 @@ pub(crate) enum Reason {
 #[derive(Clone, Debug)]
 pub(crate) struct Scored {
     /// The servers in the order in which they were scored.
-    pub(crate) order: Vec<u32>,
+    pub(crate) order: Arc<Vec<u32>>,
     pub(crate) deltas: Deltas,
     /// The owner's VMs on each, if the scorer counted them.
     pub(crate) zones: Option<Vec<u32>>,
@@ -46,8 +47,10 @@ pub(crate) struct Scored {
 pub(crate) enum Deltas {
     /// By place: all of the weight for the first, nothing for the last.
     Linear(f64),
-    /// One by one.
-    Each(Vec<f64>),
+    /// So many servers after each other, and the change of each.
+    Groups(Vec<(usize, f64)>),
+    /// By slot, nothing for others.
+    BySlot(Vec<f64>),
 }
 
 /// The `reasons` of a step.
@@ -108,20 +111,34 @@ impl Scored {
     pub(crate) fn delta(&self, place: usize) -> f64 {
         match &self.deltas {
             Deltas::Linear(weight) => share(place, self.order.len(), *weight),
-            Deltas::Each(deltas) => deltas[place],
+            Deltas::Groups(groups) => {
+                let mut end = 0;
+                let group = groups.iter().find(|(len, _)| {
+                    end += len;
+                    place < end
+                });
+                group.map_or(0.0, |(_, delta)| *delta)
+            }
+            Deltas::BySlot(deltas) => deltas[self.order[place] as usize],
         }
     }
 
     /// Adds the changes to the scores, which are by slot.
     pub(crate) fn apply(&self, score: &mut [f64]) {
-        let slots = self.order.iter().map(|slot| *slot as usize);
+        let mut slots = self.order.iter().map(|slot| *slot as usize);
         match &self.deltas {
             Deltas::Linear(weight) => {
                 let share = shares(self.order.len(), *weight);
                 slots.enumerate().for_each(|(place, slot)| score[slot] += share(place));
             }
-            Deltas::Each(deltas) => {
-                slots.zip(deltas).for_each(|(slot, delta)| score[slot] += delta);
+            Deltas::Groups(groups) => {
+                for (len, delta) in groups {
+                    slots.by_ref().take(*len).for_each(|slot| score[slot] += delta);
+                }
+            }
+            // Nothing, for those that were not scored.
+            Deltas::BySlot(deltas) => {
+                score.iter_mut().zip(deltas).for_each(|(score, delta)| *score += delta);
             }
         }
     }

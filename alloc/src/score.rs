@@ -1,7 +1,10 @@
 //! How scorers turn an order or raw figures into changes of the score.
 
+use std::sync::Arc;
+
 use crate::reason::{Deltas, Reasons, Scored, share};
 use crate::run::Run;
+use crate::snapshot::Snapshot;
 
 /// The text where a weight is 0.
 pub(crate) const NO_WEIGHT: &str = "Resolved score weight to 0.00; no changes";
@@ -18,32 +21,46 @@ pub(crate) fn linear(
     weight: f64,
     zones: Option<Vec<u32>>,
 ) -> Reasons {
-    finish(run, Scored { order, deltas: Deltas::Linear(weight), zones })
+    finish(run, Scored { order: Arc::new(order), deltas: Deltas::Linear(weight), zones })
 }
 
 /// Scores by place of a server's bucket.
-pub(crate) fn buckets(run: &mut Run<'_>, buckets: &[Vec<u32>], weight: f64) -> Reasons {
-    let deltas = buckets
-        .iter()
-        .enumerate()
-        .flat_map(|(i, bucket)| vec![share(i, buckets.len(), weight); bucket.len()])
-        .collect();
-    finish(run, Scored { order: buckets.concat(), deltas: Deltas::Each(deltas), zones: None })
+pub(crate) fn buckets(run: &mut Run<'_>, buckets: &[&[u32]], weight: f64) -> Reasons {
+    let group = |(i, bucket): (usize, &&[u32])| (bucket.len(), share(i, buckets.len(), weight));
+    let deltas = Deltas::Groups(buckets.iter().enumerate().map(group).collect());
+    finish(run, Scored { order: Arc::new(buckets.concat()), deltas, zones: None })
 }
 
-/// Scores by figures, stretched over the weight.
-pub(crate) fn normalize(run: &mut Run<'_>, mut raw: Vec<f64>, weight: f64) -> Reasons {
-    let min = raw.iter().copied().fold(f64::INFINITY, f64::min);
-    let max = raw.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+/// Scores by figures, stretched over the weight. One that is not known (NaN) counts as the least.
+pub(crate) fn normalize(
+    run: &mut Run<'_>,
+    figure: impl Fn(&Snapshot, u32) -> f64,
+    weight: f64,
+) -> Reasons {
+    let (snapshot, slots) = (run.snapshot, run.remaining().set());
+    let figures = || slots.iter().map(|slot| (slot, figure(snapshot, slot)));
+    let (mut min, mut max) = (f64::INFINITY, f64::NEG_INFINITY);
+    for (_, x) in figures() {
+        // Hardly ever true, so that no step waits for the one before it.
+        if x < min {
+            min = x;
+        }
+        if x > max {
+            max = x;
+        }
+    }
     let scale = 1.0 / (max - min) * weight.abs();
-    for x in &mut raw {
-        *x = if max <= min {
+    let mut deltas = vec![0.0; snapshot.capacity()];
+    for (slot, x) in figures() {
+        let x = if x.is_nan() { min } else { x };
+        deltas[slot as usize] = if max <= min {
             weight
         } else if weight > 0.0 {
-            (*x - min) * scale
+            (x - min) * scale
         } else {
-            (max - *x) * scale
+            (max - x) * scale
         };
     }
-    finish(run, Scored { order: run.list().to_vec(), deltas: Deltas::Each(raw), zones: None })
+    let order = Arc::clone(run.list());
+    finish(run, Scored { order, deltas: Deltas::BySlot(deltas), zones: None })
 }

@@ -53,8 +53,10 @@ pub(crate) mod flag {
     pub(crate) const USED: u32 = 1 << 18;
     /// VMs can run that are containers: on Linux a runtime runs them, elsewhere the system itself.
     pub(crate) const CONTAINERS: u32 = 1 << 19;
+    /// A reboot is planned.
+    pub(crate) const REBOOT: u32 = 1 << 20;
     /// How many there are.
-    pub(crate) const COUNT: usize = 20;
+    pub(crate) const COUNT: usize = 21;
 }
 
 /// Which NIC tags a server has, and in what state.
@@ -330,6 +332,7 @@ impl Server {
         let mut set = |bit: u32, on: bool| flags |= if on { bit } else { 0 };
         set(flag::RUNNING, self.status.as_deref() == Some("running"));
         set(flag::VALID, self.fault().is_none());
+        set(flag::REBOOT, !self.parsed.reboot_ms.is_nan());
         set(flag::PROMISED, !self.promised.is_empty());
         set(flag::BARE_TICKET, self.promised.bare);
         for vm in self.counted() {

@@ -15,7 +15,7 @@ use crate::promises::DiskPromise;
 use crate::ratios::{RatioPolicy, Ratios};
 use crate::server::{Nics, Platform, Server, Unreserved, flag};
 use crate::server_name::ServerName;
-use crate::slot_set::{WORD, slots_of};
+use crate::slot_set::{SlotSet, WORD, slots_of};
 
 /// Servers in a chunk: large enough that a snapshot is few pointers, small enough that copying one
 /// takes about a microsecond.
@@ -161,6 +161,11 @@ impl Snapshot {
     pub(crate) fn flagged(&self, word: usize, bit: u32) -> u64 {
         const WORDS: usize = CHUNK / WORD;
         self.chunks[word / WORDS].flags.word(word % WORDS, bit)
+    }
+
+    /// All slots that have the flag.
+    pub(crate) fn all_flagged(&self, bit: u32) -> SlotSet {
+        SlotSet::by_word(self.words(), |word| self.flagged(word, bit))
     }
 
     #[inline]

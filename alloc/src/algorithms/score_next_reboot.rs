@@ -5,6 +5,8 @@ use crate::order::stable_order;
 use crate::reason::Reasons;
 use crate::run::Run;
 use crate::score;
+use crate::server::flag;
+use crate::slot_set::SlotSet;
 
 /// Reboots closer together than this count as equally soon.
 const WEEK_MS: f64 = 7.0 * 24.0 * 3_600_000.0;
@@ -18,34 +20,42 @@ pub(super) static SCORE_NEXT_REBOOT: Algorithm = Algorithm {
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if run.list().len() < 2 {
+    if run.remaining().len() < 2 {
         return Reasons::skip("One or fewer servers");
     }
-    let reboot = |slot: &u32| run.snapshot.reboot_ms(*slot);
-    let (unplanned, planned): (Vec<u32>, Vec<u32>) =
-        run.list().iter().copied().partition(|slot| reboot(slot).is_nan());
-    let planned = stable_order(&planned, |slot| -reboot(&slot));
+    let snapshot = run.snapshot;
+    let (planned, unplanned) = parted(run.list(), &snapshot.all_flagged(flag::REBOOT));
+    let planned = stable_order(&planned, |slot| -snapshot.reboot_ms(slot));
     let mut buckets = Vec::new();
     if !unplanned.is_empty() {
-        buckets.push(unplanned);
+        buckets.push(unplanned.as_slice());
     }
-    let mut limit = f64::INFINITY;
-    let mut bucket: Vec<u32> = Vec::new();
-    for slot in planned {
-        if reboot(&slot) <= limit {
-            if !bucket.is_empty() {
-                buckets.push(std::mem::take(&mut bucket));
-            }
-            limit = reboot(&slot) - WEEK_MS;
-        }
-        bucket.push(slot);
-    }
-    if !bucket.is_empty() {
+    let mut rest = planned.as_slice();
+    while let Some(last) = rest.first() {
+        let limit = snapshot.reboot_ms(*last) - WEEK_MS;
+        let same = rest[1..].partition_point(|slot| snapshot.reboot_ms(*slot) > limit);
+        let (bucket, earlier) = rest.split_at(1 + same);
         buckets.push(bucket);
+        rest = earlier;
     }
     let weight = run.settings.weights.next_reboot;
     if weight < 0.0 {
         buckets.reverse();
     }
     score::buckets(run, &buckets, weight.abs())
+}
+
+/// The slots that are in a set, and those that aren't, both in order. There is no telling for a
+/// processor which of them comes next, so nothing here depends on a guess.
+fn parted(slots: &[u32], set: &SlotSet) -> (Vec<u32>, Vec<u32>) {
+    let mut parts = [vec![0; slots.len()], vec![0; slots.len()]];
+    let mut ends = [0, 0];
+    for slot in slots {
+        let part = usize::from(set.has(*slot));
+        parts[part][ends[part]] = *slot;
+        ends[part] += 1;
+    }
+    parts.iter_mut().zip(ends).for_each(|(part, end)| part.truncate(end));
+    let [others, members] = parts;
+    (members, others)
 }
