@@ -246,8 +246,9 @@ impl<'a> Run<'a> {
         self.remove(removed)
     }
 
-    /// Removes servers, given in the order of slots; reasons are in the order of the list.
-    fn remove(&mut self, mut removed: Vec<(u32, Option<Reason>)>) -> Reasons {
+    /// Removes servers that are left, given in the order of slots; reasons are in the order of the
+    /// list.
+    pub(crate) fn remove(&mut self, mut removed: Vec<(u32, Option<Reason>)>) -> Reasons {
         if removed.is_empty() {
             return Reasons::None;
         }
@@ -379,7 +380,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// How many VMs of the requested owner each slot shows, for slots with any.
+    /// How many VMs of the requested owner each slot shows, for slots with any, in their order.
     pub(crate) fn owner_counts(&self) -> Vec<(u32, u32)> {
         let owner = self.request.vm.owner;
         let slots = self.snapshot.owner_slots(owner);

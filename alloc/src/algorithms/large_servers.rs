@@ -20,8 +20,9 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let kept_back = kept_back(run.remaining().len());
     if kept_back > 0 {
         // The order stays, too.
-        let sorted = run.sorted_by(|run, slot| -run.left(slot).ram);
-        run.leave(sorted[kept_back..].to_vec());
+        let mut sorted = run.sorted_by(|run, slot| -run.left(slot).ram);
+        sorted.drain(..kept_back);
+        run.leave(sorted);
     }
     Reasons::None
 }

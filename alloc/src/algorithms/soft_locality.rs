@@ -47,21 +47,13 @@ fn run(run: &mut Run<'_>) -> Reasons {
 const IGNORED: &str = "(ignored b/c non-strict)";
 
 fn spread_by_owner(run: &mut Run<'_>) -> Reasons {
-    let counts = run.owner_counts_by_slot();
-    let free = |slot: &u32| counts[*slot as usize] == 0;
-    if !run.list().is_empty() && !run.list().iter().any(free) {
+    let mut used = run.owner_counts();
+    used.retain(|(slot, _)| run.remaining().has(*slot));
+    if !used.is_empty() && used.len() == run.remaining().len() {
         return Reasons::all(format!("exclude: spread by owner {IGNORED}"));
     }
-    let each: Vec<_> = run
-        .list()
-        .iter()
-        .filter(|slot| !free(slot))
-        .map(|slot| (*slot, Reason::Text("exclude: spread by owner")))
-        .collect();
-    if !each.is_empty() {
-        run.keep(|_, slot| free(&slot));
-    }
-    Reasons::each(each)
+    let because = |(slot, _)| (slot, Some(Reason::Text("exclude: spread by owner")));
+    run.remove(used.into_iter().map(because).collect())
 }
 
 fn far(run: &mut Run<'_>, far: &[String], each: &mut Vec<(u32, Reason)>) {
