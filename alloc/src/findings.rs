@@ -101,6 +101,11 @@ impl Findings {
         self.extra.get(&slot)
     }
 
+    /// Whether any server has more.
+    pub(crate) fn has_extra(&self) -> bool {
+        !self.extra.is_empty()
+    }
+
     /// The servers that have more.
     pub(crate) fn extra_slots(&self) -> impl Iterator<Item = u32> {
         self.extra.keys().copied()

@@ -278,9 +278,7 @@ impl<'a> Run<'a> {
 
     /// Whether what the snapshot counted beforehand is what algorithms see.
     fn is_fast(&self) -> bool {
-        self.uses_sums()
-            && self.found.sees() == Vms::Promised
-            && self.found.extra_slots().next().is_none()
+        self.uses_sums() && self.found.sees() == Vms::Promised && !self.found.has_extra()
     }
 
     /// The server's VMs as far as they are loaded.
