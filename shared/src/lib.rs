@@ -2,7 +2,6 @@
 //! between agent and coordinator, and the doors through which all code reaches the outside world.
 //!
 //! Nothing here knows about the agent or the coordinator.
-#![forbid(unsafe_code)]
 
 pub mod api;
 pub mod backoff;

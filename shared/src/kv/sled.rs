@@ -3,8 +3,8 @@
 //! sled's own `flush` uses `sync_file_range`, which does not survive a power cut, and it writes
 //! pages over 128 KiB to files under `blobs/` that it never syncs. Three rules make it durable:
 //!
-//! - The [committer](super::committer) writes small groups, each as one batch, then `flush`, then
-//!   `sync_data` of the file `db` through a handle of our own.
+//! - `sync_file_range` is [replaced](sync): every write of the log is synced before sled goes on.
+//!   The [committer](super::committer) writes each group as one batch, then `flush`es.
 //! - A value is cut into chunks ([`layout`]), so that no page comes near 128 KiB.
 //! - A log that was used before is opened as a copy first ([`look`]): sled erases what it takes
 //!   for the torn end of a log, and that may be all of it.
@@ -13,6 +13,7 @@
 
 mod layout;
 mod look;
+mod sync;
 
 pub(super) use self::look::verify;
 
@@ -38,8 +39,8 @@ use crate::threads::Threads;
 /// How entries lie in sled, should that ever change.
 const FORMAT: &str = "1";
 
-/// sled reuses segments of its log before they are synced. The less of it a group writes, the
-/// fewer are under way when the power goes.
+/// Groups need not be small to be safe, but readers wait while one is applied, and sled writes
+/// several times as much.
 const GROUP_BYTES: usize = 64 * 1024;
 
 /// sled's name for its log.
@@ -48,14 +49,15 @@ pub(super) const LOG: &str = "db";
 /// Whether commits are synced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SyncRule {
-    /// Every group of commits ends in `sync_data`.
+    /// Every write of sled's log is synced.
     #[default]
     EveryCommit,
-    /// As [`Self::EveryCommit`], with groups as large as they come. A power cut can then destroy the
-    /// log; exists so that the power-cut test can show that it would notice.
+    /// A sync at the end of each group only, with groups as large as they come, for all maps of the
+    /// process. A power cut can then destroy the log; exists so that the power-cut test can show
+    /// that it would notice.
     LargeGroupsForTests,
-    /// sled's own flush only. Loses acknowledged commits in a power cut; exists so that the
-    /// power-cut test can show that it would notice.
+    /// No sync, for all maps of the process. Loses acknowledged commits in a power cut; exists so
+    /// that the power-cut test can show that it would notice.
     UnsafeForTests,
 }
 
@@ -98,6 +100,9 @@ impl SledKv {
         threads: &dyn Threads,
         rule: SyncRule,
     ) -> Result<Self, KvError> {
+        if rule != SyncRule::EveryCommit {
+            sync::skip_for_tests();
+        }
         make_private(path).map_err(|e| io_error("create", e))?;
         make_room_to_open(path)?;
         look::check(path, cache_bytes)?;
@@ -205,9 +210,12 @@ impl Writer for SledWriter {
         let db = db.clone();
         drop(guard);
         db.flush().map_err(|e| sled_error("flush", e))?;
-        if self.rule != SyncRule::UnsafeForTests {
-            self.file.sync_data().map_err(|e| io_error("sync", e))?;
+        match self.rule {
+            SyncRule::EveryCommit => sync::check_linked(),
+            SyncRule::LargeGroupsForTests => self.file.sync_data(),
+            SyncRule::UnsafeForTests => Ok(()),
         }
+        .map_err(|e| io_error("sync", e))?;
         self.ledger = ledger;
         Ok(ledger.groups)
     }
@@ -371,6 +379,20 @@ mod tests {
             assert!(error.to_string().contains(&dir.path().display().to_string()), "{error}");
             assert_eq!(std::fs::read(&log).unwrap(), early);
         }
+    }
+
+    /// Nothing may be left to the sync that sled brings: in a power cut it would lose the log.
+    #[tokio::test]
+    async fn each_segment_of_a_large_commit_is_synced() {
+        const SEGMENT: usize = 512 * 1024;
+        let dir = tempfile::tempdir().unwrap();
+        let kv = open(dir.path()).unwrap();
+        let before = sync::calls();
+        let put = |n: usize| Change::Put(format!("{n}").into(), vec![7; 256 * 1024].into());
+        kv.commit((0..16).map(put).collect()).await.unwrap();
+        let synced = usize::try_from(sync::calls() - before).unwrap();
+        assert!(synced >= 16 * 256 * 1024 / SEGMENT, "{synced}");
+        kv.close().await;
     }
 
     /// Leaves split as values grow and merge as they shrink or go.
