@@ -16,8 +16,7 @@ async fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [engine, load, folder] = args.as_slice() else { bail!("ENGINE LOAD FOLDER expected") };
     let engine = Engine::ALL.into_iter().find(|e| e.name() == engine).context("no such engine")?;
-    let loads = [Load::Coordinator, Load::Agent];
-    let load = loads.into_iter().find(|l| l.name() == load).context("no such load")?;
+    let load = Load::ALL.into_iter().find(|l| l.name() == load).context("no such load")?;
     let folder = Path::new(folder);
     let notes = Arc::new(File::create(folder.join(NOTES))?);
     let map = engine.open(&folder.join(MAP))?;

@@ -27,16 +27,20 @@ pub enum Mode {
     LosesOneWrite,
     /// One page of one is lost.
     LosesOnePage,
+    /// Each page of each is kept or lost.
+    KeepsAnyPages,
 }
 
 impl Mode {
     /// Those that lose the beginning come more often: they are the ones that hurt.
-    const DRAWN: [Self; 8] = [
+    const DRAWN: [Self; 10] = [
         Self::LosesTheFirst,
         Self::KeepsAnyHalf,
+        Self::KeepsAnyPages,
         Self::LosesTheFirst,
         Self::LosesOneWrite,
         Self::LosesTheFirst,
+        Self::KeepsAnyPages,
         Self::LosesTheLast,
         Self::LosesTheFirst,
         Self::LosesOnePage,
@@ -51,13 +55,20 @@ impl Mode {
             Self::LosesTheLast => index < border,
             Self::KeepsAnyHalf => below(2) == 0,
             Self::LosesOneWrite => index != one,
-            Self::LosesOnePage => true,
+            Self::LosesOnePage | Self::KeepsAnyPages => true,
         };
         let whole = |(index, &length)| if keep(index) { vec![0..length] } else { vec![] };
         let mut parts: Vec<Vec<Range<usize>>> = lengths.iter().enumerate().map(whole).collect();
         if let (Self::LosesOnePage, Some(&length)) = (self, lengths.get(one)) {
             let page = PAGE * below(length / PAGE);
             parts[one] = vec![0..page.min(length), (page + PAGE).min(length)..length];
+        }
+        if self == Self::KeepsAnyPages {
+            let pages = |&length: &usize| {
+                let starts = (0..length).step_by(PAGE).filter(|_| below(2) == 0);
+                starts.map(|start| start..(start + PAGE).min(length)).collect()
+            };
+            parts = lengths.iter().map(pages).collect();
         }
         parts
     }

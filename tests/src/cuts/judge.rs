@@ -89,7 +89,9 @@ impl Expected {
                 if of_slot(&next) {
                     values.push(load.value(writer, next));
                 }
-                expected.insert(key(writer, slot), values);
+                for part in 0..load.parts() {
+                    expected.insert(key(writer, slot, part), values.clone());
+                }
             }
         }
         Self(expected)

@@ -43,9 +43,9 @@ pub enum Engine {
     Redb,
     /// [`SledKv`].
     Sled,
-    /// [`SledKv`] with groups as large as they come: it must be seen to fail.
+    /// [`SledKv`] with a sync at the end of large groups only: it must be seen to fail.
     SledLargeGroups,
-    /// [`SledKv`] without a sync of its own: it must be seen to fail too.
+    /// [`SledKv`] without a sync: it must be seen to fail too.
     SledUnsynced,
 }
 
@@ -86,15 +86,21 @@ pub enum Load {
     Coordinator,
     /// An agent's journal at its worst: tasks of all kinds at once, large parameters and results.
     Agent,
+    /// A client whose commits are far larger than a group: no engine may count on small ones.
+    Large,
 }
 
 impl Load {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Coordinator, Self::Agent, Self::Large];
+
     /// Its name on command lines and in results.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Coordinator => "coordinator",
             Self::Agent => "agent",
+            Self::Large => "large",
         }
     }
 
@@ -104,6 +110,7 @@ impl Load {
         match self {
             Self::Coordinator => 128,
             Self::Agent => 16,
+            Self::Large => 1,
         }
     }
 
@@ -113,6 +120,7 @@ impl Load {
         match self {
             Self::Coordinator => 12,
             Self::Agent => 48,
+            Self::Large => 60,
         }
     }
 
@@ -121,26 +129,38 @@ impl Load {
         match self {
             Self::Coordinator => 60,
             Self::Agent => 20,
+            Self::Large => 5,
+        }
+    }
+
+    /// Records that a commit changes.
+    fn parts(self) -> u32 {
+        match self {
+            Self::Coordinator | Self::Agent => 1,
+            Self::Large => 32,
         }
     }
 
     fn sizes(self) -> &'static [usize] {
         match self {
             Self::Coordinator => &[30_000, 600],
-            Self::Agent => &[300, 2_000, 30_000, 128 * 1024],
+            Self::Agent => &[300, 2_000, 30_000, 256 * 1024],
+            Self::Large => &[30_000, 600, 60_000],
         }
     }
 
-    /// What commit `number` of a writer changes: a record, which every seventh commit removes, and
-    /// a small one beside it, as an index.
+    /// What commit `number` of a writer changes: records, which every seventh commit removes, and
+    /// a small one beside them, as an index.
     #[must_use]
     pub fn changes(self, writer: u32, number: u32) -> Vec<Change> {
-        let (key, index) = (key(writer, number), index_key(writer));
-        let record = match self.value(writer, number) {
-            Some(value) => Change::Put(key, value),
-            None => Change::Delete(key),
+        let record = |part| match (key(writer, number, part), self.value(writer, number)) {
+            (key, Some(value)) => Change::Put(key, value),
+            (key, None) => Change::Delete(key),
         };
-        vec![record, Change::Put(index, Bytes::copy_from_slice(&number.to_be_bytes()))]
+        let mut changes: Vec<Change> = (0..self.parts()).map(record).collect();
+        let index = Bytes::copy_from_slice(&number.to_be_bytes());
+        changes.push(Change::Put(index_key(writer), index));
+        changes
     }
 
     /// The value of a commit: bytes that differ from commit to commit; `None` for a removal.
@@ -164,8 +184,8 @@ impl Load {
     }
 }
 
-fn key(writer: u32, number: u32) -> Bytes {
-    Bytes::from(format!("record/{writer:03}/{}", number % KEYS))
+fn key(writer: u32, number: u32, part: u32) -> Bytes {
+    Bytes::from(format!("record/{writer:03}/{}/{part}", number % KEYS))
 }
 
 fn index_key(writer: u32) -> Bytes {
