@@ -143,6 +143,10 @@ fn check_sysinfo(sysinfo: &Map<String, Value>) -> Check {
     })?;
     optional("Admin IP", &|path, value| {
         let ip = value.as_str().ok_or_else(|| wrong_type(path, value, "string"))?;
+        // What agents say of a node that has none. The reference's nodes always have one.
+        if ip.is_empty() {
+            return Ok(());
+        }
         let quad = ip.split('.').count() == 4
             && ip.split('.').all(|part| {
                 (1..=3).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_digit())
@@ -228,6 +232,14 @@ mod tests {
         let map = record.as_object().expect("an object");
         assert_eq!(check_uuid(map), Ok(()));
         assert_eq!(check_rest(map), Ok(()));
+    }
+
+    #[test]
+    fn a_node_without_an_admin_ip_is_none_the_worse() {
+        let mut record = record();
+        record["sysinfo"]["Admin IP"] = json!("");
+        assert_eq!(check_rest(record.as_object().expect("an object")), Ok(()));
+        check(|r| r["sysinfo"]["Admin IP"] = json!("10.0.0"), "sysinfo.Admin IP");
     }
 
     #[test]
