@@ -1,8 +1,7 @@
 //! The yes-or-no answers of a chunk's servers.
 
 use crate::server::flag;
-use crate::slot_set::WORD;
-use crate::snapshot::CHUNK;
+use crate::slot_set::{CHUNK, WORD};
 
 /// By flag, one bit for each server: a filter asks one question of many servers, and reads the
 /// answers of a word of them at once.

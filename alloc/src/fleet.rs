@@ -19,7 +19,8 @@ use crate::promises::{Extra, Promised, Promises, Ticket};
 use crate::ratios::RatioPolicy;
 use crate::server::{Nics, Parsed, Platform, Server};
 use crate::server_name::ServerName;
-use crate::snapshot::{CHUNK, Chunk, Snapshot};
+use crate::slot_set::CHUNK;
+use crate::snapshot::{Chunk, Snapshot};
 use crate::vm::Vm;
 
 /// All servers, kept ready for requests.

@@ -14,7 +14,8 @@ use crate::fleet::Fleet;
 use crate::promises::Promised;
 use crate::server::{MUSTER, OCI_RUNTIME, Server};
 use crate::server_name::ServerName;
-use crate::snapshot::{CHUNK, Chunk, Snapshot};
+use crate::slot_set::CHUNK;
+use crate::snapshot::{Chunk, Snapshot};
 use crate::vm::Vm;
 
 /// A server as it is saved.

@@ -15,11 +15,7 @@ use crate::promises::DiskPromise;
 use crate::ratios::{RatioPolicy, Ratios};
 use crate::server::{Nics, Platform, Server, Unreserved, flag};
 use crate::server_name::ServerName;
-use crate::slot_set::{SlotSet, WORD, slots_of};
-
-/// Servers in a chunk: large enough that a snapshot is few pointers, small enough that copying one
-/// takes about a microsecond.
-pub(crate) const CHUNK: usize = 128;
+use crate::slot_set::{CHUNK, SlotSet, WORD, slots_of};
 
 /// Slots of a chunk's servers, one array per question.
 #[derive(Clone, Debug)]
