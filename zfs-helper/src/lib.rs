@@ -21,8 +21,8 @@ pub struct Request {
     pub call: Call,
 }
 
-/// One call of `libzfs_core`. Names and properties were checked by whoever sends them; properties are
-/// users' alone, whose values are texts.
+/// One call of `libzfs_core`. Names and properties were checked by whoever sends them. `properties` are
+/// users' alone, whose values are texts; `numbers` are ZFS's own, as the kernel counts them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Call {
@@ -34,6 +34,8 @@ pub enum Call {
         dataset: String,
         /// Its properties.
         properties: BTreeMap<String, String>,
+        /// Its properties of ZFS's own.
+        numbers: BTreeMap<String, u64>,
     },
     /// `lzc_clone`.
     Clone {
@@ -43,6 +45,8 @@ pub enum Call {
         to: String,
         /// Its properties.
         properties: BTreeMap<String, String>,
+        /// Its properties of ZFS's own.
+        numbers: BTreeMap<String, u64>,
     },
     /// `lzc_promote`.
     Promote {
@@ -89,6 +93,20 @@ pub enum Call {
         /// Names of snapshots of one pool.
         snapshots: Vec<String>,
     },
+    /// Whether a dataset or snapshot is there: done, or failed with `ENOENT`. Any other number says
+    /// nothing about it.
+    Exists {
+        /// Its name.
+        name: String,
+    },
+    /// The size of a volume, or of a snapshot of one, by a program that the kernel runs. Whatever
+    /// failed, it says nothing about the volume.
+    VolumeSize {
+        /// Its pool.
+        pool: String,
+        /// Its name.
+        name: String,
+    },
 }
 
 impl Call {
@@ -106,6 +124,8 @@ impl Call {
             Self::Rollback { .. } => "rollback",
             Self::Hold { .. } => "hold",
             Self::Release { .. } => "release",
+            Self::Exists { .. } => "exists",
+            Self::VolumeSize { .. } => "volume_size",
         }
     }
 }
@@ -128,6 +148,11 @@ pub struct Answer {
 pub enum Outcome {
     /// It was done.
     Done,
+    /// It is of this size.
+    Size {
+        /// Bytes.
+        bytes: u64,
+    },
     /// Nothing was done.
     Failed {
         /// Linux's number, or one of ZFS's own.

@@ -52,8 +52,9 @@ fn serve(
         let answer = match serde_json::from_slice::<Request>(&line) {
             Ok(Request { id, call }) => {
                 let outcome = library.call(&call);
-                let called = matches!(outcome, Outcome::Done | Outcome::Failed { .. });
-                calls += u64::from(called && call != Call::Hello);
+                let refused =
+                    matches!(outcome, Outcome::Unavailable { .. } | Outcome::Refused { .. });
+                calls += u64::from(!refused && call != Call::Hello);
                 Answer { id, outcome, calls }
             }
             Err(error) => {

@@ -37,9 +37,23 @@ pub(super) fn words(texts: &[String]) -> Vec<&str> {
     texts.iter().map(String::as_str).collect()
 }
 
-/// `libzfs_core` takes properties of ZFS's own as numbers, which this way can't carry.
-pub(super) fn fit_library(properties: &Properties) -> bool {
-    properties.keys().all(|name| is_user_property(name))
+/// Users' properties, and those of ZFS's own as the numbers that the kernel keeps of them: what
+/// `libzfs_core` takes. `None`: one of them is left to the programs to translate.
+pub(super) fn for_library(properties: &Properties) -> Option<(Properties, BTreeMap<String, u64>)> {
+    let (mut texts, mut numbers) = (Properties::new(), BTreeMap::new());
+    for (name, value) in properties {
+        let number = match (name.as_str(), value.as_str()) {
+            ("canmount", "off") => 0,
+            ("volsize" | "refreservation", bytes) => bytes.parse().ok()?,
+            _ if is_user_property(name) => {
+                texts.insert(name.clone(), value.clone());
+                continue;
+            }
+            _ => return None,
+        };
+        numbers.insert(name.clone(), number);
+    }
+    Some((texts, numbers))
 }
 
 /// The arguments of a question: type, depth, columns come before.
@@ -93,4 +107,25 @@ pub(super) fn check_tag(tag: &str) -> Result<(), DriverError> {
         return Ok(());
     }
     Err(DriverError::refused(Code::InvalidName, format!("{tag:?} is no tag of a hold")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_given_numbers_and_what_users_made_up() {
+        let of = |set: &[(&str, &str)]| {
+            let set = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            for_library(&set.collect())
+        };
+        let (texts, numbers) =
+            of(&[("a:b", "7"), ("canmount", "off"), ("volsize", "4096")]).unwrap();
+        assert_eq!(texts, Properties::from([("a:b".to_owned(), "7".to_owned())]));
+        let wanted = [("canmount".to_owned(), 0), ("volsize".to_owned(), 4096)];
+        assert_eq!(numbers, BTreeMap::from(wanted));
+        for translated in [("canmount", "on"), ("refreservation", "auto"), ("compression", "lz4")] {
+            assert_eq!(of(&[translated]), None, "{translated:?}");
+        }
+    }
 }

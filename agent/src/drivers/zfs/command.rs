@@ -1,6 +1,7 @@
 //! ZFS of this host, through `zfs` and `zpool`; what has to be atomic through `libzfs_core`, where
 //! `muster-zfs` is there.
 
+mod making;
 mod snapshots;
 
 use std::collections::BTreeMap;
@@ -12,14 +13,14 @@ use parking_lot::Mutex;
 use tokio::io::AsyncRead;
 
 use super::arguments::{
-    check_tag, checked, fit_library, name_of, of_snapshot, options, says, scope, texts, words,
+    check_tag, checked, for_library, name_of, of_snapshot, options, says, scope, texts, words,
 };
 use super::error::About;
 use super::helper::{Call, Helper};
 use super::programs::{CHANGE, FOLDERS, LOOK, Program, Programs};
 use super::{
     Availability, Calls, Dataset, Kind, Name, PoolHealth, Properties, Receive, Scrub, SendStream,
-    Snapshot, StreamOf, Wanted, Way, Zfs, check_setting, health, streams, table,
+    Snapshot, StreamOf, Wanted, Way, Zfs, check_setting, health, streams, table, volume_bytes,
 };
 use crate::drivers::DriverError;
 use crate::host::SharedExec;
@@ -122,6 +123,11 @@ impl CommandZfs {
 
     /// A change by `libzfs_core`; `None` where that is not to be had and nothing was done.
     async fn atomic(&self, call: Call, about: About) -> Option<Result<(), DriverError>> {
+        self.asked(call, about).await.map(|answer| answer.map(|_| ()))
+    }
+
+    /// A call of `libzfs_core`, and the size that it tells, if it is about one.
+    async fn asked(&self, call: Call, about: About) -> Option<Result<Option<u64>, DriverError>> {
         let helper = self.helper.as_ref()?;
         let operation = call.name();
         let done = helper.call(call, about).await?;
@@ -160,25 +166,7 @@ impl Zfs for CommandZfs {
         properties: &Properties,
     ) -> Result<(), DriverError> {
         checked(properties)?;
-        let mut arguments = vec!["create".to_owned()];
-        match kind {
-            Kind::Filesystem if fit_library(properties) => {
-                let (name, properties) = (dataset.to_string(), properties.clone());
-                let call = Call::Create { dataset: name, properties };
-                if let Some(made) = self.atomic(call, About::Making).await {
-                    made?;
-                    return self.mount(dataset).await;
-                }
-            }
-            Kind::Filesystem => {}
-            Kind::Volume { size_bytes, sparse } => {
-                arguments.extend(sparse.then(|| "-s".to_owned()));
-                arguments.extend(["-V".to_owned(), size_bytes.to_string()]);
-            }
-        }
-        arguments.extend(options(properties));
-        arguments.push(dataset.to_string());
-        self.change("create", &words(&arguments)).await
+        self.make(dataset, kind, properties).await
     }
 
     async fn clone_snapshot(
@@ -188,17 +176,7 @@ impl Zfs for CommandZfs {
         properties: &Properties,
     ) -> Result<(), DriverError> {
         checked(properties)?;
-        if fit_library(properties) {
-            let (name, properties) = (to.to_string(), properties.clone());
-            let call = Call::Clone { from: from.to_string(), to: name, properties };
-            if let Some(made) = self.atomic(call, About::Making).await {
-                return made;
-            }
-        }
-        let mut arguments = vec!["clone".to_owned()];
-        arguments.extend(options(properties));
-        arguments.extend([from.to_string(), to.to_string()]);
-        self.change("clone", &words(&arguments)).await
+        self.make_clone(from, to, properties).await
     }
 
     /// As `zfs create` does by itself; `libzfs_core` mounts nothing.
@@ -254,8 +232,8 @@ impl Zfs for CommandZfs {
             return Ok(());
         }
         let names = texts(snapshots);
-        if fit_library(properties) {
-            let call = Call::Snapshot { snapshots: names.clone(), properties: properties.clone() };
+        if let Some((properties, _)) = for_library(properties) {
+            let call = Call::Snapshot { snapshots: names.clone(), properties };
             if let Some(done) = self.atomic(call, About::Making).await {
                 return done;
             }
@@ -327,8 +305,16 @@ impl Zfs for CommandZfs {
         }
     }
 
-    /// By `zfs` alone: for `libzfs_core` a pool that does not answer has nothing.
     async fn exists(&self, name: &Name) -> Result<bool, DriverError> {
+        let call = Call::Exists { name: name.to_string() };
+        match self.atomic(call, About::Other).await {
+            Some(Ok(())) => return Ok(true),
+            Some(Err(DriverError::Refused { code: Code::DatasetNotFound, .. })) => {
+                return Ok(false);
+            }
+            // It can't tell; `zfs` can, or says why not.
+            Some(Err(_)) | None => {}
+        }
         let wanted = Wanted::of(name.clone(), &["name"]);
         match self.list(&wanted).await {
             Ok(found) => Ok(!found.is_empty()),
@@ -347,6 +333,15 @@ impl Zfs for CommandZfs {
             return Ok(true);
         }
         self.exists(&Name::Dataset(pool.clone())).await
+    }
+
+    async fn volume_bytes(&self, name: &Name) -> Result<Option<u64>, DriverError> {
+        let (pool, name_text) = (name.dataset().pool().to_owned(), name.to_string());
+        let call = Call::VolumeSize { pool, name: name_text };
+        if let Some(Ok(Some(bytes))) = self.asked(call, About::Other).await {
+            return Ok(Some(bytes));
+        }
+        volume_bytes(self, name).await
     }
 
     async fn get(&self, wanted: &Wanted<'_>) -> Result<BTreeMap<String, Properties>, DriverError> {

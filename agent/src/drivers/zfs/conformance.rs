@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a ZFS that does not conform ends the test")]
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use muster_shared::wire::Code;
 use tokio::io::AsyncReadExt as _;
@@ -79,6 +80,56 @@ async fn datasets(zfs: &dyn Zfs, root: &Dataset) {
     }
     check_code(&zfs.destroy(&b).await, &Code::DatasetNotFound);
     assert_eq!(names(zfs, &Wanted::below(root, NAME)).await, [root.to_string()]);
+}
+
+/// Clones of volumes, which may be larger, and may have room set aside. Their devices are opened by
+/// others for a moment, so they are destroyed in time.
+async fn volumes(zfs: &dyn Zfs, root: &Dataset) {
+    const BYTES: u64 = 8 << 20;
+    let [volume, clone, plain, huge] =
+        ["v", "larger", "plain", "huge"].map(|name| root.child(name).unwrap());
+    let size_of = async |name: &Name| zfs.volume_bytes(name).await.unwrap();
+    let none = Properties::new();
+    zfs.create(&volume, Kind::Volume { size_bytes: BYTES, sparse: true }, &none).await.unwrap();
+    let whole = volume.at("whole").unwrap();
+    zfs.snapshot(std::slice::from_ref(&whole), &none).await.unwrap();
+    zfs.create(&plain, Kind::Filesystem, &properties(&[("canmount", "off")])).await.unwrap();
+    assert_eq!(value(zfs, &plain, "canmount").await, "off");
+    let sizes = [(&Name::from(&volume), Some(BYTES)), (&Name::from(&whole), Some(BYTES))];
+    let nothing = volume.at("nothing").unwrap();
+    let none_of = [(&Name::from(&plain), None), (&Name::from(&nothing), None)];
+    for (name, size) in sizes.into_iter().chain(none_of) {
+        assert_eq!(size_of(name).await, size, "{name}");
+    }
+    let (stamp, more) = (("muster:create_task", "one"), (4 * BYTES).to_string());
+    let wanted = properties(&[stamp, ("volsize", &more), ("refreservation", &more)]);
+    zfs.clone_snapshot(&whole, &clone, &wanted).await.unwrap();
+    for (property, wanted) in &wanted {
+        assert_eq!(&value(zfs, &clone, property).await, wanted, "{property}");
+    }
+    assert_eq!(size_of(&Name::from(&clone)).await, Some(4 * BYTES));
+    check_code(&zfs.clone_snapshot(&whole, &clone, &wanted).await, &Code::DatasetExists);
+    let too_much = properties(&[stamp, ("refreservation", &(1_u64 << 50).to_string())]);
+    check_code(&zfs.clone_snapshot(&whole, &huge, &too_much).await, &Code::NoSpace);
+    assert!(!there(zfs, &huge).await, "nothing is left of it");
+    zfs.destroy(&plain).await.unwrap();
+    destroy_in_time(&async || zfs.destroy(&clone).await).await;
+    destroy_in_time(&async || zfs.destroy_snapshots(std::slice::from_ref(&whole), false).await)
+        .await;
+    destroy_in_time(&async || zfs.destroy(&volume).await).await;
+    assert_eq!(names(zfs, &Wanted::below(root, NAME)).await, [root.to_string()]);
+}
+
+/// udev opens the device of every volume that appears, for a moment.
+async fn destroy_in_time(destroy: &impl AsyncFn() -> Result<(), DriverError>) {
+    for _ in 0..100 {
+        match destroy().await {
+            Err(DriverError::Refused { code: Code::DatasetBusy, .. }) => {}
+            done => return done.unwrap(),
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    destroy().await.unwrap();
 }
 
 /// Snapshots, holds, rollback.
@@ -241,6 +292,7 @@ async fn pools(zfs: &dyn Zfs, root: &Dataset) {
 pub async fn of_zfs(zfs: &dyn Zfs, root: &Dataset, fill: &(dyn Fn(&Dataset) + Sync)) {
     assert!(zfs.availability().works());
     datasets(zfs, root).await;
+    volumes(zfs, root).await;
     snapshots(zfs, root).await;
     clones(zfs, root).await;
     settings(zfs, root).await;

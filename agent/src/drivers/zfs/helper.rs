@@ -93,8 +93,13 @@ impl Helper {
         }
     }
 
-    /// One call; `None` when nothing was done and the caller has to do it another way.
-    pub(super) async fn call(&self, call: Call, about: About) -> Option<Result<(), DriverError>> {
+    /// One call, and the size that it tells, if it is about one; `None` when nothing was done and the
+    /// caller has to do it another way.
+    pub(super) async fn call(
+        &self,
+        call: Call,
+        about: About,
+    ) -> Option<Result<Option<u64>, DriverError>> {
         let name = call.name();
         let Ok(Ok(_place)) = tokio::time::timeout(CHANGE, self.places.acquire()).await else {
             return Some(Err(late(name)));
@@ -129,8 +134,9 @@ impl Helper {
         match answer.outcome {
             Outcome::Done => {
                 self.works.store(true, Ordering::Relaxed);
-                Some(Ok(()))
+                Some(Ok(None))
             }
+            Outcome::Size { bytes } => Some(Ok(Some(bytes))),
             Outcome::Failed { errno, of } => Some(Err(refusal(errno, &of, about))),
             Outcome::Unavailable { reason } | Outcome::Refused { reason } => {
                 self.give_up(&reason);

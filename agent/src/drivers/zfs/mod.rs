@@ -13,6 +13,7 @@ mod error;
 mod health;
 mod helper;
 mod name;
+mod patience;
 mod programs;
 pub mod sim;
 mod streams;
@@ -22,6 +23,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use async_trait::async_trait;
+use muster_shared::wire::Code;
 use serde::Serialize;
 use tokio::io::AsyncRead;
 
@@ -32,6 +34,7 @@ pub use self::name::{
     BadName, BadProperty, Dataset, MAX_NAME_BYTES, Name, Snapshot, check_property, check_setting,
     is_user_property,
 };
+pub(crate) use self::patience::patiently;
 pub use self::streams::{SendStream, Sender};
 
 use super::DriverError;
@@ -216,7 +219,7 @@ pub trait Zfs: fmt::Debug + Send + Sync + 'static {
     ) -> Result<(), DriverError>;
 
     /// Makes a dataset of a snapshot in the same pool. A file system may not be mounted yet, see
-    /// [`Self::mount`].
+    /// [`Self::mount`]. A volume may be larger than the snapshot (`volsize`).
     ///
     /// # Errors
     /// `DatasetExists`, `InvalidProperty`.
@@ -310,6 +313,14 @@ pub trait Zfs: fmt::Debug + Send + Sync + 'static {
         self.exists(&Name::Dataset(pool.clone())).await
     }
 
+    /// The size of a volume, or of a snapshot of one, bytes; `None` when there is none of this name.
+    ///
+    /// # Errors
+    /// See the trait; that it can't be told is never `None`.
+    async fn volume_bytes(&self, name: &Name) -> Result<Option<u64>, DriverError> {
+        volume_bytes(self, name).await
+    }
+
     /// Properties by dataset and snapshot. One that does not apply, or is not set, is left out where
     /// only local ones are wanted, and else has the value `-`.
     ///
@@ -390,4 +401,15 @@ pub trait Zfs: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// `DatasetBusy`: it is being checked already, or is not.
     async fn scrub(&self, pool: &Dataset, what: Scrub) -> Result<(), DriverError>;
+}
+
+/// [`Zfs::volume_bytes`], by its properties.
+async fn volume_bytes(zfs: &(impl Zfs + ?Sized), name: &Name) -> Result<Option<u64>, DriverError> {
+    match zfs.list(&Wanted::of(name.clone(), &["volsize"])).await {
+        Ok(found) => Ok(found.first().and_then(|of| of.get("volsize")?.parse().ok())),
+        Err(DriverError::Refused {
+            code: Code::DatasetNotFound | Code::SnapshotNotFound, ..
+        }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }

@@ -340,19 +340,7 @@ impl Zfs for SimZfs {
         let set = |tree: &mut Tree| {
             check_known(properties)?;
             match name {
-                Name::Dataset(dataset) => {
-                    let node = tree.node_mut(dataset)?;
-                    if let (Kind::Volume { sparse, .. }, Some(size)) =
-                        (node.kind, properties.get("volsize"))
-                    {
-                        let Ok(size_bytes) = size.parse() else {
-                            let text = format!("bad numeric value '{size}'");
-                            return refuse(Code::InvalidProperty, text);
-                        };
-                        node.kind = Kind::Volume { size_bytes, sparse };
-                    }
-                    node.local.extend(properties.clone());
-                }
+                Name::Dataset(dataset) => tree.set(dataset, properties)?,
                 Name::Snapshot(snapshot) => {
                     tree.taken(snapshot)?;
                     let node = tree.node_mut(snapshot.dataset())?;

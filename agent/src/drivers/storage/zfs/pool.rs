@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_shared::ids::ImageUuid;
 use muster_shared::wire::Code;
@@ -11,7 +10,7 @@ use super::fill::{FILLING, SNAPDEV};
 use super::stamp::{IMAGE, TASK};
 use crate::drivers::DriverError;
 use crate::drivers::storage::store_full;
-use crate::drivers::zfs::{Dataset, Kind, Properties, Snapshot, Wanted, Zfs};
+use crate::drivers::zfs::{Dataset, Kind, Properties, Snapshot, Wanted, Zfs, patiently};
 
 /// What is asked of each dataset and snapshot.
 const ASKED: [&str; 18] = [
@@ -36,11 +35,6 @@ const ASKED: [&str; 18] = [
 ];
 /// Said of what does not apply.
 const NOTHING: &str = "-";
-/// Attempts to destroy what something has open.
-const ATTEMPTS: u32 = 5;
-/// Before the second attempt; each later one waits twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-
 /// A pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
@@ -112,12 +106,40 @@ impl Pool {
     async fn ask(&self, root: &str, below: bool) -> Result<Vec<Row>, DriverError> {
         match self.list(root, below).await {
             Err(DriverError::Refused { code: Code::DatasetNotFound, .. }) if root != self.name => {
-                match self.zfs.has_pool(&self.name.parse()?).await? {
-                    true => Ok(Vec::new()),
-                    false => self.list(&self.name, false).await.map(|_| Vec::new()),
-                }
+                self.check_there().await.map(|()| Vec::new())
             }
             told => told,
+        }
+    }
+
+    /// # Errors
+    /// `DatasetNotFound`: the pool itself is not there.
+    async fn check_there(&self) -> Result<(), DriverError> {
+        match self.zfs.has_pool(&self.name.parse()?).await? {
+            true => Ok(()),
+            false => self.list(&self.name, false).await.map(|_| ()),
+        }
+    }
+
+    /// Whether a dataset or snapshot is there.
+    ///
+    /// # Errors
+    /// As [`Self::rows`].
+    pub(crate) async fn exists(&self, name: &str) -> Result<bool, DriverError> {
+        if self.zfs.exists(&name.parse()?).await? {
+            return Ok(true);
+        }
+        self.check_there().await.map(|()| false)
+    }
+
+    /// The size of a volume, or of a snapshot of one, bytes; `None` when there is none of this name.
+    ///
+    /// # Errors
+    /// As [`Self::rows`].
+    pub(crate) async fn volume_bytes(&self, name: &str) -> Result<Option<u64>, DriverError> {
+        match self.zfs.volume_bytes(&name.parse()?).await? {
+            None => self.check_there().await.map(|()| None),
+            told => Ok(told),
         }
     }
 
@@ -244,23 +266,6 @@ impl Pool {
         let mounted = row.filter(|row| row.get("mounted").is_some_and(|told| told == "yes"));
         Ok(mounted.and_then(|mut row| row.remove("mountpoint")))
     }
-}
-
-/// Does what a device that is open is in the way of: udev opens every one that appears or was written
-/// to, for a moment.
-async fn patiently<F: Future<Output = Result<(), DriverError>>>(
-    act: impl Fn() -> F,
-) -> Result<(), DriverError> {
-    let mut pause = FIRST_PAUSE;
-    for _ in 1..ATTEMPTS {
-        match act().await {
-            Err(DriverError::Refused { code: Code::DatasetBusy, .. }) => {}
-            done => return done,
-        }
-        tokio::time::sleep(pause).await;
-        pause *= 2;
-    }
-    act().await
 }
 
 fn snapshots(names: &[String]) -> Result<Vec<Snapshot>, DriverError> {

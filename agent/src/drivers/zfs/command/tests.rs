@@ -125,6 +125,41 @@ async fn operations_are_command_lines_without_a_shell() {
     assert_eq!(host.exec.calls().len(), before, "what can't be is not tried");
 }
 
+/// `zfs clone` takes no size, and sets aside no more than there is yet.
+#[tokio::test]
+async fn clones_get_their_size_and_their_room_one_after_the_other() {
+    let host = Host::new();
+    let program = host.path("zfs");
+    host.exec.prints(&[&program], "");
+    let zfs = host.zfs().await;
+    let (from, to) = ("zones/a@1".parse().unwrap(), "zones/b".parse().unwrap());
+    let wanted = [("muster:note", "x"), ("volsize", "8192"), ("refreservation", "8192")];
+    let wanted = wanted.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let done = |from: usize| {
+        let calls = host.exec.calls();
+        calls[from..].iter().map(|call| call[1..].join(" ")).collect::<Vec<_>>()
+    };
+    let before = host.exec.calls().len();
+    zfs.clone_snapshot(&from, &to, &wanted).await.unwrap();
+    let one_after_the_other = [
+        "clone -o muster:note=x zones/a@1 zones/b",
+        "set volsize=8192 zones/b",
+        "set refreservation=8192 zones/b",
+    ];
+    assert_eq!(done(before), one_after_the_other);
+
+    // What can't be had leaves nothing, but for what is no clone of this.
+    host.exec.fails(&[&program, "set", "refreservation=8192"], 1, "out of space\n");
+    for (origin, last) in [("zones/a@1\n", "destroy zones/b"), ("-\n", "list -o origin")] {
+        host.exec.prints(&[&program, "list"], origin);
+        let before = host.exec.calls().len();
+        let refused = zfs.clone_snapshot(&from, &to, &wanted).await.unwrap_err();
+        assert_eq!(code(&refused), Code::NoSpace);
+        let done = done(before);
+        assert!(done.last().unwrap().starts_with(last), "{done:?}");
+    }
+}
+
 #[tokio::test]
 async fn what_zfs_says_has_a_code_and_that_it_does_not_tell_is_no_absence() {
     let host = Host::new();

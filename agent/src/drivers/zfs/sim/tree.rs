@@ -183,6 +183,32 @@ impl Tree {
         let mut made = node(taken.kind(), guid, properties.clone(), Some(from.clone()));
         made.content = taken.content;
         self.nodes.insert(to.clone(), made);
+        let done = self.set(to, properties);
+        if done.is_err() {
+            self.nodes.remove(to);
+        }
+        done
+    }
+
+    /// Properties of a dataset, which are known.
+    pub(super) fn set(&mut self, dataset: &Dataset, properties: &Properties) -> Done {
+        let aside = properties.get("refreservation").and_then(|bytes| bytes.parse::<u64>().ok());
+        let pool_bytes = self.pools.get(dataset.pool()).map_or(0, |pool| pool.size_bytes);
+        if aside.is_some_and(|bytes| bytes > pool_bytes) {
+            return refuse(
+                Code::NoSpace,
+                format!("cannot set property for '{dataset}': out of space"),
+            );
+        }
+        let node = self.node_mut(dataset)?;
+        if let (Kind::Volume { sparse, .. }, Some(size)) = (node.kind, properties.get("volsize")) {
+            let Ok(size_bytes) = size.parse() else {
+                let text = format!("bad numeric value '{size}'");
+                return refuse(Code::InvalidProperty, text);
+            };
+            node.kind = Kind::Volume { size_bytes, sparse };
+        }
+        node.local.extend(properties.clone());
         Ok(())
     }
 
