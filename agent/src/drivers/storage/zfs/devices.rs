@@ -22,8 +22,9 @@ const FOLDER: &str = "/dev/zvol";
 const ZVOL_ID: [&str; 2] = ["/lib/udev/zvol_id", "/usr/lib/udev/zvol_id"];
 /// From the volume to its device and name; a host that needs longer is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks, when udev knows of nothing that is still to come.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Before the second look at a device that is not there yet; each later one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// To read which volume a device is.
 const LOOK: Duration = Duration::from_secs(10);
 /// Writing a whole image; slower than this is a broken disk.
@@ -91,18 +92,6 @@ impl HostDevices {
         Self { exec }
     }
 
-    /// Lets udev do what it knows of; how that ends is seen at the device.
-    async fn settle(&self, path: &Path) {
-        let (limit, exit) = (PATIENCE.as_secs(), path.display());
-        let argv = ["udevadm".to_owned(), "settle".into(), format!("--timeout={limit}")];
-        let argv = argv.into_iter().chain([format!("--exit-if-exists={exit}")]);
-        let command = Command::new(argv, PATIENCE);
-        let ran = self.exec.run(&command, &CancellationToken::new()).await;
-        if let Err(error) = ran.and_then(|output| output.checked("udevadm settle")) {
-            tracing::debug!(%error, "udev can't be waited for");
-        }
-    }
-
     /// Whether the device under a volume's name is that volume: a name outlives a volume that was
     /// renamed until udev hears of it.
     async fn is_volume(&self, path: &Path, volume: &str) -> Result<bool, DriverError> {
@@ -132,16 +121,12 @@ impl Devices for HostDevices {
     async fn wait(&self, volume: &str) -> Result<(), DriverError> {
         let path = self.path(volume);
         let appears = async {
-            loop {
-                if self.is_volume(&path, volume).await? {
-                    return Ok(());
-                }
-                self.settle(&path).await;
-                if self.is_volume(&path, volume).await? {
-                    return Ok(());
-                }
-                tokio::time::sleep(PAUSE).await;
+            let mut pause = FIRST_PAUSE;
+            while !self.is_volume(&path, volume).await? {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
             }
+            Ok(())
         };
         match tokio::time::timeout(PATIENCE, appears).await {
             Ok(appeared) => appeared,

@@ -13,7 +13,7 @@ use super::pool::Row;
 use super::stamp::TASK;
 use super::{Borrowed, ZfsStorage};
 use crate::drivers::DriverError;
-use crate::drivers::storage::{self, Disk, DiskSpec, Role, SetAside, Wishes};
+use crate::drivers::storage::{self, Disk, DiskSpec, Identity, Role, SetAside, Wishes};
 use crate::drivers::zfs::Properties;
 
 /// The disk with which the firmware's variables go.
@@ -32,14 +32,14 @@ impl ZfsStorage {
             Err(DriverError::Refused { code: Code::DatasetExists, .. }) => {
                 return self.go_on(spec, task).await;
             }
-            made => made?,
+            Ok(begun) => self.finish(spec, task, begun).await,
+            Err(error) => Err(error),
         };
-        let finished = self.finish(spec, made).await;
-        if matches!(finished, Err(DriverError::Refused { code: Code::StoreFull, .. })) {
+        if matches!(made, Err(DriverError::Refused { code: Code::StoreFull, .. })) {
             // No room is set aside for it. Its task undoes it, too.
-            self.remove(&self.names.disk(spec.vm, spec.index)).await?;
+            self.destroy_one(spec.vm, spec.index, Some(task)).await?;
         }
-        finished
+        made
     }
 
     /// Goes on with a disk that is there already, if its task began it before.
@@ -48,8 +48,12 @@ impl ZfsStorage {
         let Some(existing) = existing.filter(|row| row.text(TASK) == Some(task.as_str())) else {
             return Err(storage::disk_exists(spec, &[self.pool.name().to_owned()]));
         };
-        let aside = existing.text(RESERVATION).map(str::to_owned);
-        self.finish(spec, Begun { has_bytes: existing.number("volsize").unwrap_or(0), aside }).await
+        let begun = Begun {
+            has_bytes: existing.number("volsize").unwrap_or(0),
+            aside: existing.text(RESERVATION).map(str::to_owned),
+            used_bytes: existing.number("used").unwrap_or(0),
+        };
+        self.finish(spec, task, begun).await
     }
 
     /// Makes the volume, which may be smaller than the disk is to be.
@@ -72,50 +76,59 @@ impl ZfsStorage {
         let mut properties = self.owner.stamp_of_disk(spec.vm, task, spec.image);
         properties.extend(of_wishes(&spec.wishes, size_bytes));
         let aside = properties.get(RESERVATION).cloned();
-        let (aside, has_bytes) = match origin {
-            None => {
-                self.pool.create_volume(&name, size_bytes, properties).await?;
-                (aside, size_bytes)
-            }
-            Some((image, Image::Here { size_bytes })) => {
-                // `libzfs_core` takes it only as a number, and no more than the clone has.
-                properties.remove(RESERVATION);
+        match origin {
+            None => self.pool.create_volume(&name, size_bytes, properties).await?,
+            Some((image, Image::Here { size_bytes: image_bytes })) => {
+                if size_bytes > image_bytes {
+                    properties.extend(one("volsize", size_bytes));
+                }
                 self.pool.clone_of(&self.names.final_snapshot(image), &name, properties).await?;
-                (None, size_bytes)
             }
             Some((_, Image::Elsewhere(source))) => {
                 if self.pool.row(&name).await?.is_some() {
                     return Err(storage::disk_exists(spec, &[self.pool.name().to_owned()]));
                 }
                 self.copy(spec, &source, size_bytes, properties).await?;
-                (aside, size_bytes)
             }
-        };
-        Ok(Begun { has_bytes, aside })
+        }
+        Ok(Begun { has_bytes: size_bytes, aside, used_bytes: 0 })
     }
 
     /// Makes a disk as large as it is to be.
-    async fn finish(&self, spec: &DiskSpec, begun: Begun) -> Result<Disk, DriverError> {
+    async fn finish(
+        &self,
+        spec: &DiskSpec,
+        task: &TaskId,
+        begun: Begun,
+    ) -> Result<Disk, DriverError> {
         let name = self.names.disk(spec.vm, spec.index);
         let wanted_bytes = match spec.size_mib {
             Some(size_mib) => storage::bytes_of(size_mib)?.max(begun.has_bytes),
             None => begun.has_bytes,
         };
+        let (property, value) = reservation(&spec.wishes, wanted_bytes);
+        // What is set aside counts as used. ZFS finds out itself how much `auto` is.
+        let used_bytes = value.parse().unwrap_or(0).max(begun.used_bytes);
         let resize = async {
             // One after the other: ZFS sets aside no more than a volume has.
             if wanted_bytes > begun.has_bytes {
                 self.pool.set(&name, one("volsize", wanted_bytes)).await?;
             }
-            let (property, value) = reservation(&spec.wishes, wanted_bytes);
             if begun.aside.as_ref() != Some(&value) {
                 self.pool.set(&name, Properties::from([(property, value)])).await?;
             }
             Ok(())
         };
         tokio::try_join!(resize, self.devices.wait(&name))?;
-        let made = self.pool.row(&name).await?;
-        let made = made.ok_or_else(|| DriverError::failed(format!("make {name}"), "it is gone"))?;
-        Ok(self.disk_of(spec.vm, spec.index, &made))
+        let pool = self.pool.name();
+        Ok(Disk {
+            index: spec.index,
+            identity: Some(Identity::of_disk(spec.vm, spec.index, pool, task, spec.image)),
+            path: self.devices.path(&name),
+            format: "raw".to_owned(),
+            size_bytes: wanted_bytes,
+            used_bytes,
+        })
     }
 
     /// A disk of its own with the content of an image that is in another pool.
@@ -140,16 +153,9 @@ impl ZfsStorage {
             let found = images.borrow(image).await?;
             return found.map(Image::Elsewhere).ok_or_else(|| storage::image_not_installed(image));
         }
-        let (name, origin) = (self.names.image(image), self.names.final_snapshot(image));
-        let rows = self.pool.rows(&name).await?;
-        let volume = rows.iter().find(|row| row.name == name);
-        let size_bytes = volume.and_then(|volume| volume.number("volsize"));
-        match size_bytes {
-            Some(size_bytes) if rows.iter().any(|row| row.name == origin) => {
-                Ok(Image::Here { size_bytes })
-            }
-            _ => Err(storage::image_not_installed(image)),
-        }
+        let size_bytes = self.pool.volume_bytes(&self.names.final_snapshot(image)).await?;
+        let here = size_bytes.map(|size_bytes| Image::Here { size_bytes });
+        here.ok_or_else(|| storage::image_not_installed(image))
     }
 
     /// The dataset that holds all of a VM; may be repeated.
@@ -362,6 +368,7 @@ struct Begun {
     has_bytes: u64,
     /// What is set aside for it, as ZFS says it.
     aside: Option<String>,
+    used_bytes: u64,
 }
 
 /// An image that a disk is to be made from.

@@ -179,6 +179,10 @@ impl Storage for ZfsStorage {
     }
 
     async fn roles(&self, vm: VmUuid) -> Result<Vec<Role>, DriverError> {
+        // A VM that is about to be made has none: that is told without a program.
+        if !self.pool.exists(&self.names.of_vm(vm)).await? {
+            return Ok(Vec::new());
+        }
         Ok(self.of_vm(vm).await?.into_iter().map(|(role, _)| role).collect())
     }
 
