@@ -13,6 +13,11 @@ use crate::drivers::storage::{Storage, Usage};
 
 /// Longest wait for fresh figures.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Figures are good for so many times as long as it took to get them: a burst of changes of VMs has
+/// all of a large pool listed once, and not for each of them.
+const GOOD_FOR: u32 = 10;
+/// But for no longer than this.
+const MAX_AGE: Duration = Duration::from_secs(5);
 
 /// What the storage is asked for.
 type Question = JoinHandle<Result<Vec<Usage>, DriverError>>;
@@ -24,7 +29,16 @@ pub(super) struct PoolFigures {
     clock: SharedClock,
     // One at a time: each that hangs holds a thread.
     question: tokio::sync::Mutex<Option<Question>>,
-    latest: Mutex<Option<(Duration, Vec<Usage>)>>,
+    latest: Mutex<Option<Latest>>,
+}
+
+/// The newest answer.
+#[derive(Clone, Debug)]
+struct Latest {
+    /// When it came.
+    at: Duration,
+    good_until: Duration,
+    usages: Vec<Usage>,
 }
 
 impl PoolFigures {
@@ -32,12 +46,18 @@ impl PoolFigures {
         Self { storage, clock, question: tokio::sync::Mutex::default(), latest: Mutex::default() }
     }
 
-    /// Fresh figures; or the latest there are, with a word for people, while nobody answers.
+    /// Figures that are fresh enough; or the latest there are, with a word for people, while nobody
+    /// answers.
     ///
     /// # Errors
     /// The figures could not be read, or there never were any.
     pub(super) async fn get(&self) -> Result<(Vec<Usage>, Option<String>), DriverError> {
         let mut question = self.question.lock().await;
+        if let Some(usages) = self.good() {
+            let remark = self.untold(&usages);
+            return Ok((usages, remark));
+        }
+        let asked_at = self.clock.monotonic();
         let asked = question.get_or_insert_with(|| {
             let storage = Arc::clone(&self.storage);
             // Ends with its answer, or with the agent's runtime.
@@ -48,14 +68,22 @@ impl PoolFigures {
         };
         *question = None;
         let usages = answer.map_err(|error| DriverError::failed("read the pools", error))??;
-        *self.latest.lock() = Some((self.clock.monotonic(), usages.clone()));
+        let at = self.clock.monotonic();
+        let good_for = at.saturating_sub(asked_at).saturating_mul(GOOD_FOR).min(MAX_AGE);
+        let latest = Latest { at, good_until: at + good_for, usages: usages.clone() };
+        *self.latest.lock() = Some(latest);
         let remark = self.untold(&usages);
         Ok((usages, remark))
     }
 
     /// The latest there are; asks nobody.
     pub(super) fn latest(&self) -> Vec<Usage> {
-        self.latest.lock().as_ref().map_or_else(Vec::new, |(_, usages)| usages.clone())
+        self.latest.lock().as_ref().map_or_else(Vec::new, |latest| latest.usages.clone())
+    }
+
+    fn good(&self) -> Option<Vec<Usage>> {
+        let (latest, now) = (self.latest.lock(), self.clock.monotonic());
+        latest.as_ref().filter(|latest| now < latest.good_until).map(|latest| latest.usages.clone())
     }
 
     /// Names the pools of which there are no figures.
@@ -67,7 +95,7 @@ impl PoolFigures {
     }
 
     fn without_answer(&self) -> Result<(Vec<Usage>, Option<String>), DriverError> {
-        let Some((at, usages)) = self.latest.lock().clone() else {
+        let Some(Latest { at, usages, .. }) = self.latest.lock().clone() else {
             let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
             return Err(DriverError::failed("read the pools", late));
         };
@@ -76,5 +104,34 @@ impl PoolFigures {
         let text = format!("pool {pools} does not answer: its figures are {age} s old");
         tracing::warn!(text);
         Ok((usages, Some(text)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use muster_shared::clock::TokioClock;
+    use muster_shared::entropy::SeededEntropy;
+
+    use super::*;
+    use crate::drivers::faults::Faults;
+    use crate::drivers::storage::sim::{SimPool, SimStorage};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pool_that_answers_slowly_is_asked_less_often() {
+        let clock: SharedClock = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
+        let asked_by = async |faults: &Faults, pauses: &[u64]| {
+            let storage = Arc::new(SimStorage::new(SimPool::default(), faults.clone()));
+            let figures = PoolFigures::new(storage, clock.clone());
+            for pause in pauses {
+                tokio::time::sleep(Duration::from_millis(*pause)).await;
+                figures.get().await.unwrap();
+            }
+            faults.calls("storage.usage")
+        };
+        assert_eq!(asked_by(&Faults::none(), &[0, 0, 0]).await, 3, "it answers at once");
+        let slow = Faults::with_delays(Arc::new(SeededEntropy::new(7)), Duration::from_millis(200));
+        assert_eq!(asked_by(&slow, &[0, 0, 0]).await, 1);
+        assert_eq!(asked_by(&slow, &[0, 5_000, 0]).await, 1 + 2);
     }
 }
