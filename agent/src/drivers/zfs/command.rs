@@ -29,6 +29,8 @@ use crate::host::SharedExec;
 const KSTAT: &str = "/proc/spl/kstat/zfs";
 /// The host's disks.
 const DISKS: &str = "/sys/block";
+/// How the names of those begin that are volumes of ZFS.
+const VOLUMES: &str = "zd";
 /// The state of a device of which ZFS has not noticed yet that it was removed.
 const GONE: &str = "GONE";
 
@@ -444,7 +446,10 @@ impl Zfs for CommandZfs {
             let state = tokio::fs::read_to_string(state).await.unwrap_or_default();
             signs.push_str(&format!("{pool}={} ", state.trim()));
         }
-        signs.push_str(&names_in(Path::new(DISKS)).await.join(" "));
+        let mut disks = names_in(Path::new(DISKS)).await;
+        // Volumes of the pools themselves come and go with every VM.
+        disks.retain(|disk| !disk.starts_with(VOLUMES));
+        signs.push_str(&disks.join(" "));
         signs
     }
 
