@@ -298,19 +298,31 @@ pub(super) async fn start(
     operation: &'static str,
     vm: VmUuid,
 ) -> Result<(), TaskFailure> {
-    start_from(ctx, operation, vm, None).await
+    start_with(ctx, operation, vm, Start::default()).await
 }
 
-/// As [`start`]; `boot` goes before the property of that name.
-pub(super) async fn start_from(
+/// How a VM is started.
+#[derive(Debug, Default)]
+pub(super) struct Start<'a> {
+    /// Goes before the property of that name.
+    pub(super) boot: Option<&'a str>,
+    /// All its disks, where they were made a moment ago, which saves a look at them.
+    pub(super) made: Option<Vec<Disk>>,
+}
+
+/// As [`start`].
+pub(super) async fn start_with(
     ctx: &TaskContext,
     operation: &'static str,
     vm: VmUuid,
-    boot: Option<&str>,
+    how: Start<'_>,
 ) -> Result<(), TaskFailure> {
     let drivers = &ctx.drivers;
     let record = record(ctx, operation, vm)?;
-    let disks = disks(ctx, operation, &record).await?;
+    let disks = match how.made {
+        Some(made) => made,
+        None => disks(ctx, operation, &record).await?,
+    };
     // It has its own variables open, and gets no others.
     let runs_already = runs(ctx, vm).await?;
     let variables = match runs_already {
@@ -332,7 +344,7 @@ pub(super) async fn start_from(
     let (record, nics) = (record?, nics.map_err(&failed)?);
     let mut guest = for_guest(record, &nics);
     let with = Resources { disks, variables, nics, root };
-    if let Some(boot) = boot {
+    if let Some(boot) = how.boot {
         guest.properties.insert("boot".to_owned(), json!(boot));
     }
     drivers.compute.start(&guest, &with).await.map_err(&failed)?;

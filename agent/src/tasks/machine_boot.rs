@@ -183,7 +183,8 @@ impl Boot {
 
     async fn start(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         if !ctx.notes::<Notes>()?.is_off {
-            machine::start_from(ctx, OPERATION, self.vm, self.order.as_deref()).await?;
+            let how = machine::Start { boot: self.order.as_deref(), made: None };
+            machine::start_with(ctx, OPERATION, self.vm, how).await?;
         }
         if !self.by_itself {
             let autoboot = |record: &mut VmRecord| {

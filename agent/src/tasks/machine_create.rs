@@ -7,6 +7,7 @@ use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
 use muster_shared::units::MIB;
 use muster_shared::wire::Code;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
@@ -19,7 +20,7 @@ use super::steps::{Row, steps};
 use super::wait_guest;
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
-use crate::drivers::storage::{self, DiskSpec, Role, RootWishes, Wishes};
+use crate::drivers::storage::{self, Disk, DiskSpec, Role, RootWishes, Wishes};
 use crate::vms::{self, StorageState, VmRecord, payload};
 
 const OPERATION: &str = "vmadm.create";
@@ -73,6 +74,7 @@ pub(super) fn plan(params: &Params, import: Option<Import>) -> Result<Plan, Task
         keep_failed: machine::flag(params, "keep_failed")?,
         idempotent: machine::flag(params, "idempotent")?,
         import,
+        made: Mutex::default(),
     };
     // Held until its disks are made: an image that was found here does not go before.
     let images = payload::images(&job.properties).into_iter().map(Lock::ImageUse);
@@ -122,6 +124,8 @@ struct Create {
     waits_for_guest: bool,
     /// What its disks are to be filled with.
     import: Option<Import>,
+    /// Its disks, if this run of the task made them and has not started it yet.
+    made: Mutex<Option<Vec<Disk>>>,
 }
 
 /// Made when the guest is started.
@@ -275,6 +279,7 @@ impl Create {
             }
         };
         drivers.vms.update(self.vm, complete).await?;
+        *self.made.lock() = Some(made);
         Ok(())
     }
 
@@ -362,7 +367,8 @@ impl Create {
 
     async fn boot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         if self.ours(ctx).is_some_and(|record| record.flag("autoboot")) {
-            machine::start(ctx, OPERATION, self.vm).await?;
+            let how = machine::Start { made: self.made.lock().take(), boot: None };
+            machine::start_with(ctx, OPERATION, self.vm, how).await?;
             ctx.note(&Notes { waits_until: self.patience(ctx) })?;
         }
         Ok(())
