@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use muster_shared::ids::VmUuid;
 
-use super::{CREATE_TIMEOUT, FileStorage, files, index_of, run};
+use super::disks::CREATE_TIMEOUT;
+use super::{FileStorage, files, index_of, run};
 use crate::drivers::DriverError;
 use crate::drivers::storage::{Role, Variables};
 
