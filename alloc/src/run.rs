@@ -277,7 +277,7 @@ impl<'a> Run<'a> {
     }
 
     /// Whether what the snapshot counted beforehand is what algorithms see.
-    fn is_fast(&self) -> bool {
+    pub(crate) fn is_fast(&self) -> bool {
         self.uses_sums() && self.found.sees() == Vms::Promised && !self.found.has_extra()
     }
 
