@@ -152,8 +152,9 @@ impl<'a> Evaluation<'a> {
             unreserved: (!matches!(run.found.left(), Left::Unknown)).then(|| run.left(slot)),
             ratios: run.ratios(slot),
         });
+        let scores = run.scores().to_vec();
         let steps = std::mem::take(&mut self.steps);
-        Outcome { snapshot: Arc::clone(snapshot), server, steps, seed: options.seed }
+        Outcome { snapshot: Arc::clone(snapshot), server, steps, scores, seed: options.seed }
     }
 
     fn evaluate(&mut self, expr: &Expr) {
@@ -240,7 +241,8 @@ pub fn capacity(
     let Evaluation { run, steps, .. } = evaluation;
     let name = |slot: &u32| snapshot.server(*slot).name.clone();
     let capacities = run.list().iter().map(|slot| (name(slot), run.left(*slot))).collect();
-    let outcome = Outcome { snapshot: Arc::clone(snapshot), server: None, steps, seed: 0 };
+    let (snapshot, scores) = (Arc::clone(snapshot), run.scores().to_vec());
+    let outcome = Outcome { snapshot, server: None, steps, scores, seed: 0 };
     Capacity { capacities, errors: outcome.left_out() }
 }
 

@@ -73,6 +73,7 @@ mod server_name;
 mod settings;
 mod slot_set;
 mod snapshot;
+mod sweep;
 mod time;
 mod validate;
 mod vm;

@@ -15,10 +15,7 @@ const SHORT: usize = 512;
 pub(crate) fn stable_order(slots: &[u32], key: impl Fn(u32) -> f64) -> Vec<u32> {
     match Packed::of(slots, &key) {
         None => by_comparison(slots, key),
-        Some(packed) if packed.is_ascending => slots.to_vec(),
-        // What was sorted by the same figure before, the other way round.
-        Some(packed) if packed.is_descending => packed.reversed(),
-        Some(packed) => packed.sorted(),
+        Some(packed) => packed.sorted(slot),
     }
 }
 
@@ -54,24 +51,21 @@ impl Packed {
         fits.then_some(Self { items, least, most, is_ascending, is_descending })
     }
 
-    /// Descending keys in ascending order.
-    fn reversed(&self) -> Vec<u32> {
-        let mut order = Vec::with_capacity(self.items.len());
-        let is_equal = |a: &u64, b: &u64| a >> SLOT_BITS == b >> SLOT_BITS;
-        for equal in self.items.chunk_by(is_equal).rev() {
-            order.extend(equal.iter().map(|item| slot(*item)));
-        }
-        order
-    }
-
     /// By the keys alone, a few bits of them in each pass, the lowest first.
-    fn sorted(self) -> Vec<u32> {
-        let Self { mut items, least, most, .. } = self;
+    fn sorted<T: Copy + Default>(self, value: impl Fn(u64) -> T) -> Vec<T> {
+        let Self { mut items, least, most, is_ascending, is_descending } = self;
+        if is_ascending {
+            return items.into_iter().map(value).collect();
+        }
+        if is_descending {
+            // What was sorted by the same figure before, the other way round.
+            return reversed(&items, value);
+        }
         let least_item = least.cast_unsigned() << SLOT_BITS;
         let above = |item: u64| item.wrapping_sub(least_item) >> SLOT_BITS;
         if items.len() <= SHORT {
             items.sort_by_key(|item| above(*item));
-            return items.into_iter().map(slot).collect();
+            return items.into_iter().map(value).collect();
         }
         let bits = u64::BITS - most.abs_diff(least).leading_zeros();
         let passes = bits.div_ceil(DIGIT_BITS);
@@ -81,7 +75,40 @@ impl Packed {
         for pass in 0..passes - 1 {
             items = scattered(&items, mask + 1, |item| digit(item, pass), |item| item);
         }
-        scattered(&items, mask + 1, |item| digit(item, passes - 1), slot)
+        scattered(&items, mask + 1, |item| digit(item, passes - 1), value)
+    }
+}
+
+/// Descending keys in ascending order, equal ones as they are.
+fn reversed<T>(items: &[u64], value: impl Fn(u64) -> T) -> Vec<T> {
+    let mut order = Vec::with_capacity(items.len());
+    let is_equal = |a: &u64, b: &u64| a >> SLOT_BITS == b >> SLOT_BITS;
+    for equal in items.chunk_by(is_equal).rev() {
+        order.extend(equal.iter().map(|item| value(*item)));
+    }
+    order
+}
+
+/// Slots in ascending order of their keys, which lie beside them: who wants some of them the other
+/// way round need not read the keys again, which lie all over the memory.
+#[derive(Debug)]
+pub(crate) struct Sorted(Vec<u64>);
+
+impl Sorted {
+    /// As [`stable_order`]; `None` if the keys don't fit beside the slots.
+    pub(crate) fn of(slots: &[u32], key: impl Fn(u32) -> f64) -> Option<Self> {
+        Some(Self(Packed::of(slots, &key)?.sorted(|item| item)))
+    }
+
+    pub(crate) fn slots(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().map(|item| slot(*item))
+    }
+
+    /// Some of the slots, in descending order; equal ones keep theirs.
+    pub(crate) fn descending(&self, of: impl Fn(u32) -> bool) -> Vec<u32> {
+        let mut items = Vec::with_capacity(self.0.len());
+        items.extend(self.0.iter().copied().filter(|item| of(slot(*item))));
+        reversed(&items, slot)
     }
 }
 
@@ -154,6 +181,20 @@ mod tests {
             check(&(0..2_000_u16).map(|n| f64::from(n / 3) * step).collect::<Vec<_>>());
         }
         check(&[4.0; 900]);
+    }
+
+    #[test]
+    fn some_of_what_is_sorted_is_sorted_the_other_way_round() {
+        let keys: Vec<f64> = (0..2_000_u16).map(|n| f64::from(n * 7 % 300)).collect();
+        let key = |slot: u32| keys[usize::try_from(slot).expect("small")];
+        let slots: Vec<u32> = (0..2_000).rev().collect();
+        let sorted = Sorted::of(&slots, |slot| -key(slot)).expect("whole numbers");
+        let all = stable_order(&slots, |slot| -key(slot));
+        assert!(sorted.slots().eq(all.iter().copied()));
+        let some = |slot: u32| !slot.is_multiple_of(3);
+        let of_all: Vec<u32> = all.into_iter().filter(|slot| some(*slot)).collect();
+        assert_eq!(sorted.descending(some), stable_order(&of_all, key));
+        assert!(Sorted::of(&slots, |slot| key(slot) / 7.0).is_none());
     }
 
     proptest! {

@@ -74,6 +74,8 @@ pub struct Outcome {
     pub server: Option<Choice>,
     /// What was run, in order.
     pub steps: Vec<Step>,
+    /// The final scores by slot.
+    pub(crate) scores: Vec<f64>,
     /// The seed that random algorithms used.
     pub seed: u64,
 }
@@ -111,9 +113,9 @@ impl Outcome {
     #[must_use]
     pub fn best(&self, most: usize) -> Vec<(ServerName, f64)> {
         let Some(last) = self.steps.last() else { return Vec::new() };
-        let scores = self.scores();
+        let score = |slot: u32| self.scores[slot as usize];
         let mut order: Vec<(f64, u32)> =
-            last.remaining.iter().map(|slot| (scores[slot as usize], slot)).collect();
+            last.remaining.iter().map(|slot| (score(slot), slot)).collect();
         if order.len() > most {
             // Only the best need to be in order.
             order.select_nth_unstable_by(most, |a, b| b.0.total_cmp(&a.0));
@@ -122,16 +124,5 @@ impl Outcome {
         order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let name = |slot| self.snapshot.server(slot).name.clone();
         order.into_iter().map(|(score, slot)| (name(slot), score)).collect()
-    }
-
-    /// The final scores by slot.
-    fn scores(&self) -> Vec<f64> {
-        let mut score = vec![0.0; self.snapshot.capacity()];
-        for step in &self.steps {
-            if let Reasons::Scored(scored) = &step.reasons {
-                scored.apply(&mut score);
-            }
-        }
-        score
     }
 }

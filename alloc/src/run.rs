@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::findings::{Findings, Left, Vms};
-use crate::order::stable_order;
+use crate::order::{Sorted, stable_order};
 use crate::ratios::Ratios;
 use crate::reason::{Reason, Reasons, Scored};
 use crate::recent::Recent;
@@ -90,6 +90,8 @@ pub(crate) struct Run<'a> {
     pub(crate) recent: &'a Recent,
     pub(crate) rng: Rng,
     remaining: Arc<Remaining>,
+    /// The servers left are some of these, in their order: by RAM left, the most first.
+    by_ram: Option<Sorted>,
     /// Flags that all and that any of the servers had which the evaluation began with.
     bits: Bits,
     /// By slot.
@@ -120,6 +122,7 @@ impl<'a> Run<'a> {
             recent,
             rng: Rng::new(seed),
             remaining: Arc::default(),
+            by_ram: None,
             bits: Bits::default(),
             scores: vec![0.0; snapshot.capacity()],
             found: Findings::new(request),
@@ -176,12 +179,13 @@ impl<'a> Run<'a> {
 
     /// Has these servers left, in this order: some of those that there were.
     pub(crate) fn leave(&mut self, list: Vec<u32>) {
-        self.remaining = Arc::new(Remaining::new(list, self.snapshot.capacity()));
+        self.go_back(&Arc::new(Remaining::new(list, self.snapshot.capacity())));
     }
 
     /// Has the servers left that there were at an earlier point, for another try with them.
     pub(crate) fn go_back(&mut self, remaining: &Arc<Remaining>) {
         self.remaining = Arc::clone(remaining);
+        self.by_ram = None;
     }
 
     /// Flags of the servers that the evaluation began with.
@@ -277,7 +281,7 @@ impl<'a> Run<'a> {
     }
 
     /// Whether what the snapshot counted beforehand is what algorithms see.
-    fn is_fast(&self) -> bool {
+    pub(crate) fn is_fast(&self) -> bool {
         self.uses_sums() && self.found.sees() == Vms::Promised && !self.found.has_extra()
     }
 
@@ -320,6 +324,8 @@ impl<'a> Run<'a> {
 
     /// Computes what servers have left, or takes the snapshot's sums if they fit.
     pub(crate) fn compute_left(&mut self) {
+        // Sorted by what was left before.
+        self.by_ram = None;
         if self.is_fast() && self.found.policy() == self.snapshot.policy {
             self.found.set_left(Left::Fast);
             return;
@@ -467,5 +473,26 @@ impl<'a> Run<'a> {
     /// The list in ascending order of a number; stable.
     pub(crate) fn sorted_by(&self, key: impl Fn(&Self, u32) -> f64) -> Vec<u32> {
         stable_order(self.list(), |slot| key(self, slot))
+    }
+
+    /// Has the servers left by RAM left, the most first, without so many of those.
+    pub(crate) fn leave_by_ram(&mut self, without: usize) {
+        let sorted = Sorted::of(self.list(), |slot| -self.left(slot).ram);
+        let list = match &sorted {
+            Some(sorted) => sorted.slots().skip(without).collect(),
+            None => self.sorted_by(|run, slot| -run.left(slot).ram).split_off(without),
+        };
+        self.leave(list);
+        self.by_ram = sorted;
+    }
+
+    /// The list by RAM left, the least or the most first; stable.
+    pub(crate) fn sorted_by_ram(&self, least_first: bool) -> Vec<u32> {
+        match &self.by_ram {
+            Some(sorted) if least_first => sorted.descending(|slot| self.remaining.has(slot)),
+            Some(_) => self.list().to_vec(),
+            None if least_first => self.sorted_by(|run, slot| run.left(slot).ram),
+            None => self.sorted_by(|run, slot| -run.left(slot).ram),
+        }
     }
 }

@@ -137,6 +137,12 @@ impl Snapshot {
         (&self.chunks[slot / CHUNK], slot % CHUNK)
     }
 
+    /// The chunk that a word of slots is in, and the place of its first slot there.
+    pub(crate) fn chunk_of(&self, word: usize) -> (&Chunk, usize) {
+        let first = word * WORD;
+        (&self.chunks[first / CHUNK], first % CHUNK)
+    }
+
     pub(crate) fn server(&self, slot: u32) -> &Server {
         let (chunk, i) = self.chunk(slot);
         chunk.servers[i].as_deref().expect("lists hold only slots in use")

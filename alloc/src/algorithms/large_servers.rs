@@ -20,9 +20,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let kept_back = kept_back(run.remaining().len());
     if kept_back > 0 {
         // The order stays, too.
-        let mut sorted = run.sorted_by(|run, slot| -run.left(slot).ram);
-        sorted.drain(..kept_back);
-        run.leave(sorted);
+        run.leave_by_ram(kept_back);
     }
     Reasons::None
 }

@@ -6,9 +6,9 @@ use super::no_ratio::without_ratio;
 use crate::algorithm::{Algorithm, Kind};
 use crate::change::{Change, Resource};
 use crate::num::{json as number, text};
-use crate::reason::{Reason, Reasons};
+use crate::reason::Reasons;
 use crate::remedy::Refused;
-use crate::run::{Run, Verdict};
+use crate::run::Run;
 
 pub(super) static MIN_CPU: Algorithm = Algorithm {
     name: "hard-filter-min-cpu",
@@ -44,10 +44,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         return without_ratio(run, "CPU", |ratios| ratios.cpu);
     };
     let need = cap / ratio;
-    let reasons = run.filter(|run, slot| {
-        let spare = run.left(slot).cpu;
-        if spare >= need { Verdict::Keep } else { Verdict::Because(Reason::Spare(spare)) }
-    });
+    let reasons = run.keep_with(Resource::Cores, need);
     let before = format!("VM's calculated {} CPU is less than server's spare ", text(need));
     reasons.sharing(vec![before])
 }

@@ -6,9 +6,9 @@ use super::no_ratio::without_ratio;
 use crate::algorithm::{Algorithm, Kind};
 use crate::change::{Change, Resource};
 use crate::num::{json as number, text};
-use crate::reason::{Reason, Reasons};
+use crate::reason::Reasons;
 use crate::remedy::Refused;
-use crate::run::{Run, Verdict};
+use crate::run::Run;
 use crate::server::MIB;
 
 /// Room for whatever else an installation needs, MiB.
@@ -59,10 +59,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         return without_ratio(run, "disk", |ratios| ratios.disk);
     };
     let need = need_mib(run, quota, ratio);
-    let reasons = run.filter(|run, slot| {
-        let spare = run.left(slot).disk;
-        if spare >= need { Verdict::Keep } else { Verdict::Because(Reason::Spare(spare)) }
-    });
+    let reasons = run.keep_with(Resource::Disk, need);
     let before = format!("VM's calculated {} MiB disk is more than server's spare ", text(need));
     reasons.sharing(vec![before, " MiB".to_owned()])
 }

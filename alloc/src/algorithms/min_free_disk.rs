@@ -7,7 +7,7 @@ use crate::change::{Change, Resource};
 use crate::num::json as number;
 use crate::reason::{Reason, Reasons};
 use crate::remedy::Refused;
-use crate::run::{Run, Verdict};
+use crate::run::Run;
 
 pub(super) static MIN_FREE_DISK: Algorithm = Algorithm {
     name: "hard-filter-min-free-disk",
@@ -32,10 +32,11 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let Some((text, least)) = &run.settings.minimum_free_disk else {
         return Reasons::skip("No minimum free disk set");
     };
-    let reasons = run.filter(|run, slot| {
-        let free = run.snapshot.free_disk(slot);
-        if free >= *least { Verdict::Keep } else { Verdict::Because(Reason::Spare(free)) }
-    });
+    // What is not known (NaN) is not enough.
+    let is_enough = |free: f64| free >= *least;
+    let gone = run.sweep(|word| word.refused(&word.chunk.free_disk, |free| !is_enough(free)));
+    let snapshot = run.snapshot;
+    let reasons = run.remove_because(gone, |slot| Reason::Spare(snapshot.free_disk(slot)));
     let before = format!("Server requires {text}MB free disk, but only has ");
     reasons.sharing(vec![before, "MB".to_owned()])
 }

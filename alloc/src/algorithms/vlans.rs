@@ -6,7 +6,7 @@ use crate::algorithm::{Algorithm, Kind};
 use crate::change::Change;
 use crate::reason::{Reason, Reasons};
 use crate::remedy::Refused;
-use crate::run::{Run, Verdict};
+use crate::run::Run;
 use crate::server::{Nics, Server};
 
 pub(super) static VLANS: Algorithm = Algorithm {
@@ -60,15 +60,20 @@ fn run(run: &mut Run<'_>) -> Reasons {
     };
     let mut shared: Vec<String> = Vec::new();
     let mut verdicts: Vec<Option<Option<u32>>> = vec![None; run.snapshot.nics.len()];
-    let reasons = run.filter(|run, slot| {
-        let class = run.snapshot.nic_class(slot) as usize;
-        let verdict = *verdicts[class].get_or_insert_with(|| {
-            shared.push(fault(run.snapshot.nics[class].as_deref()?, groups)?);
-            u32::try_from(shared.len() - 1).ok()
-        });
-        verdict.map_or(Verdict::Keep, |text| Verdict::Because(Reason::Shared(text)))
+    let snapshot = run.snapshot;
+    let gone = run.sweep(|word| {
+        let classes = &word.chunk.nics;
+        word.asked(|place| {
+            let class = classes[place] as usize;
+            let verdict = verdicts[class].get_or_insert_with(|| {
+                shared.push(fault(snapshot.nics[class].as_deref()?, groups)?);
+                u32::try_from(shared.len() - 1).ok()
+            });
+            verdict.is_some()
+        })
     });
-    reasons.sharing(shared)
+    let text = |slot| verdicts[snapshot.nic_class(slot) as usize].flatten().unwrap_or_default();
+    run.remove_because(gone, |slot| Reason::Shared(text(slot))).sharing(shared)
 }
 
 /// Why these interfaces don't do, if they don't.

@@ -30,9 +30,16 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let limit = run.settings.vm_limit;
-    let reasons = run.filter(|run, slot| {
-        let n = run.vm_count(slot);
-        if f64::from(n) < limit { Verdict::Keep } else { Verdict::Because(Reason::VmCount(n)) }
-    });
+    let fits = |n: u32| f64::from(n) < limit;
+    let reasons = if run.is_fast() {
+        let gone = run.sweep(|word| word.refused(&word.chunk.vm_count, |n| !fits(n)));
+        let snapshot = run.snapshot;
+        run.remove_because(gone, |slot| Reason::VmCount(snapshot.fast_vm_count(slot)))
+    } else {
+        run.filter(|run, slot| {
+            let n = run.vm_count(slot);
+            if fits(n) { Verdict::Keep } else { Verdict::Because(Reason::VmCount(n)) }
+        })
+    };
     reasons.sharing(vec![text(limit)])
 }

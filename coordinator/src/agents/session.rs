@@ -9,6 +9,7 @@
 //! end, and only then does the server's next connection begin. So a change is never left half
 //! made, and nothing overtakes it.
 
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -33,9 +34,11 @@ use super::worker::Worker;
 use super::{Agents, Incoming};
 use crate::roster::ConnectionId;
 
-/// A connection on which nothing arrives for so long is closed: its agent is lost long before, and
-/// it takes a place.
-const SILENCE: Duration = Duration::from_secs(90);
+/// A connection on which nothing has arrived is closed when this is found so often, one and a half
+/// minutes after the first time: its agent is lost long before, and it takes a place.
+const QUIET_LOOKS: u32 = 4;
+/// How often that is looked at. A timer for each frame would cost as much as a short frame itself.
+const LOOK: Duration = Duration::from_secs(30);
 /// Longest silence of ours.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Longest time for one frame to leave.
@@ -227,8 +230,9 @@ impl Session {
         end: watch::Sender<Ending>,
     ) {
         let backlog = Backlog::default();
+        let mut silence = Silence::new();
         loop {
-            let frame = match self.next(&mut *stream).await {
+            let frame = match self.next(&mut *stream, &mut silence).await {
                 Some(Ok(Some(frame))) => frame,
                 Some(Ok(None)) => return,
                 Some(Err(error)) => {
@@ -262,18 +266,27 @@ impl Session {
 
     /// The next frame; `None` when nothing at all arrives. A slow frame holds back the heartbeats
     /// behind it; its bytes stand for them.
-    async fn next(&self, stream: &mut dyn FrameStream) -> Option<Result<Option<Frame>, LinkError>> {
+    async fn next(
+        &self,
+        stream: &mut dyn FrameStream,
+        silence: &mut Silence,
+    ) -> Option<Result<Option<Frame>, LinkError>> {
         loop {
-            let mut any = false;
+            let Silence { timer, looks } = silence;
             let heard = || {
-                any = true;
+                *looks = 0;
                 self.incoming.heard(self.server, self.id);
             };
-            match tokio::time::timeout(SILENCE, next_heard(stream, heard)).await {
-                Ok(next) => return Some(next),
-                Err(_) if any => {}
-                Err(_) => return None,
+            tokio::select! {
+                biased;
+                next = next_heard(stream, heard) => return Some(next),
+                () = timer.as_mut() => {}
             }
+            silence.looks += 1;
+            if silence.looks >= QUIET_LOOKS {
+                return None;
+            }
+            silence.timer.set(tokio::time::sleep(LOOK));
         }
     }
 
@@ -294,6 +307,19 @@ impl Session {
             i64::try_from(theirs.duration_since(now).as_millis()).unwrap_or(i64::MAX)
         });
         self.incoming.heartbeat(self.server, skew);
+    }
+}
+
+/// How long nothing has arrived on a connection.
+struct Silence {
+    timer: Pin<Box<tokio::time::Sleep>>,
+    /// How often it was looked at since something arrived.
+    looks: u32,
+}
+
+impl Silence {
+    fn new() -> Self {
+        Self { timer: Box::pin(tokio::time::sleep(LOOK)), looks: 0 }
     }
 }
 

@@ -219,13 +219,12 @@ impl Liveness {
     pub fn tick(&mut self, now: Duration) {
         self.notice(now);
         self.last_tick = now;
-        let all: Vec<_> = self.servers.keys().copied().collect();
-        for server in all {
-            self.judge(server, now);
-        }
-        let limits = self.limits;
-        self.servers.retain(|_, heard| {
-            heard.written.is_some() || !heard.connections.is_empty() || heard.fresh(&limits, now)
+        let Self { limits, tally, dirty, .. } = self;
+        // In one go: whoever brings a sign of life waits for it.
+        self.servers.retain(|server, heard| {
+            heard.judge(limits, now, tally);
+            mark(dirty, *server, heard.is_told(now));
+            heard.written.is_some() || !heard.connections.is_empty() || heard.fresh
         });
     }
 
@@ -281,8 +280,7 @@ impl Liveness {
     /// Servers that are heard, and how often one began or ceased to be.
     #[must_use]
     pub fn tally(&self) -> Tally {
-        let heard = self.servers.values().filter(|heard| heard.fresh).count();
-        Tally { heard, ..self.tally }
+        self.tally
     }
 
     /// How often the coordinator was late and blamed itself.
@@ -340,37 +338,56 @@ impl Liveness {
     }
 
     fn judge(&mut self, server: ServerUuid, now: Duration) {
-        let limits = self.limits;
         let Some(heard) = self.servers.get_mut(&server) else { return };
-        let fresh = heard.fresh(&limits, now);
-        match (std::mem::replace(&mut heard.fresh, fresh), fresh) {
-            (false, true) => self.tally.new += 1,
-            (true, false) => self.tally.stale += 1,
-            (true, true) | (false, false) => {}
-        }
-        let before = heard.wanted;
-        if fresh {
-            heard.wanted = Status::Running;
-        } else if !heard.excused(now) {
-            heard.wanted = Status::Unknown;
-        }
-        if heard.wanted != before {
-            heard.yielded_until = Duration::ZERO;
-        }
+        heard.judge(&self.limits, now, &mut self.tally);
         self.refresh(server);
     }
 
     fn refresh(&mut self, server: ServerUuid) {
         let Some(heard) = self.servers.get(&server) else { return };
-        let differs = |written| written != heard.wanted || heard.more_heard;
-        match heard.written.is_some_and(differs) && self.last_tick >= heard.yielded_until {
-            true => self.dirty.insert(server),
-            false => self.dirty.remove(&server),
-        };
+        mark(&mut self.dirty, server, heard.is_told(self.last_tick));
     }
 }
 
+fn mark(dirty: &mut BTreeSet<ServerUuid>, server: ServerUuid, is_dirty: bool) {
+    match is_dirty {
+        true => dirty.insert(server),
+        false => dirty.remove(&server),
+    };
+}
+
 impl Heard {
+    /// Decides how it stands.
+    fn judge(&mut self, limits: &Limits, now: Duration, tally: &mut Tally) {
+        let fresh = self.fresh(limits, now);
+        match (std::mem::replace(&mut self.fresh, fresh), fresh) {
+            (false, true) => {
+                tally.new += 1;
+                tally.heard += 1;
+            }
+            (true, false) => {
+                tally.stale += 1;
+                tally.heard -= 1;
+            }
+            (true, true) | (false, false) => {}
+        }
+        let before = self.wanted;
+        if fresh {
+            self.wanted = Status::Running;
+        } else if !self.excused(now) {
+            self.wanted = Status::Unknown;
+        }
+        if self.wanted != before {
+            self.yielded_until = Duration::ZERO;
+        }
+    }
+
+    /// Whether the store is to be told what is wanted.
+    fn is_told(&self, last_tick: Duration) -> bool {
+        let differs = |written| written != self.wanted || self.more_heard;
+        self.written.is_some_and(differs) && last_tick >= self.yielded_until
+    }
+
     fn hear(&mut self, via: Via) {
         self.more_heard |= self.written.is_some() && self.via == Via::Sysinfo;
         self.via = via;

@@ -111,18 +111,21 @@ async fn measure(servers: usize, goal: &str) {
     row(&of("RSS per server at rest, 20 VMs each"), &format!("{rss:.1} KB"), "-");
 
     let (before, start) = (cpu(pid), now());
-    let mut times = allocate(&client, CLIENTS, &ask(128)).await;
+    let mut times = beside(&client, |client| allocate(client, CLIENTS, ask(128))).await;
     let rest = start.elapsed().mul_f64(at_rest);
     // What is kept is written afterwards.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let used = cpu(pid).saturating_sub(before).saturating_sub(rest);
     let used = used.saturating_sub(Duration::from_secs(5).mul_f64(at_rest));
-    let more = each(rss_kib(pid).saturating_sub(at_rest_kib));
+    let more_kib = rss_kib(pid).saturating_sub(at_rest_kib);
+    let more = each(more_kib);
     row(&of("RSS per server after decisions, over rest"), &format!("{more:.1} KB"), "10 KB");
     times.sort_unstable();
     let figures = format!("{}/{}", ms(percentile(&times, 50)), ms(percentile(&times, 99)));
     row(&of("POST /allocate p50/p99, 4 clients"), &figures, goal);
     let decisions = u32::try_from(times.len().max(1)).expect("small");
+    let kept = more_kib * 1024 / u64::from(decisions);
+    row(&of("RSS per decision, over rest"), &format!("{:.2} KB", kilo(kept)), "-");
     row(&of("CPU per decision, what is kept included"), &ms(used / decisions), named("2 ms"));
 
     if servers == NAMED {
@@ -160,11 +163,12 @@ impl Reporting {
 
 /// Lets every agent report each second, in turn; one in a hundred has a VM that is another size.
 fn report(agents: Vec<SimAgent>) -> Reporting {
-    const SLICES: usize = 50;
+    // Agents know nothing of each other: they do not report in bursts that all else waits behind.
+    const SLICES: usize = 500;
     let stop = Arc::new(AtomicBool::new(false));
     let over = Arc::clone(&stop);
     let task = tokio::spawn(async move {
-        let mut tick = tokio::time::interval(Duration::from_secs(1) / 50);
+        let mut tick = tokio::time::interval(Duration::from_secs(1) / 500);
         for round in 0_usize.. {
             for (place, agent) in agents.iter().enumerate().skip(round % SLICES).step_by(SLICES) {
                 if (place + round / SLICES).is_multiple_of(100) {
@@ -193,8 +197,8 @@ fn ask(memory_mib: u64) -> Value {
 }
 
 /// How long each of many allocations took, some at a time.
-async fn allocate(client: &Client, clients: usize, body: &Value) -> Vec<Duration> {
-    let end = now() + Duration::from_secs(SECONDS);
+async fn allocate(client: Client, clients: usize, body: Value) -> Vec<Duration> {
+    let (end, client) = (now() + Duration::from_secs(SECONDS), &client);
     let one = |_| async {
         let mut times = Vec::new();
         while now() < end {
@@ -210,18 +214,28 @@ async fn allocate(client: &Client, clients: usize, body: &Value) -> Vec<Duration
     stream::iter(0..clients).map(one).buffer_unordered(clients).concat().await
 }
 
-async fn pings_beside_failures(client: &Client) {
-    let end = now() + Duration::from_secs(SECONDS);
-    // On a thread of its own, or it would wait for the other clients of this process.
+/// What a client measures on a thread of its own: else it would wait for what this process does beside
+/// it, which is the work of thousands of agents.
+async fn beside<T, F>(client: &Client, measure: impl FnOnce(Client) -> F + Send + 'static) -> T
+where
+    T: Send + 'static,
+    F: Future<Output = T>,
+{
     let base = client.base().to_owned();
     #[expect(
         clippy::disallowed_methods,
         reason = "a thread that no other client's work keeps busy"
     )]
-    let ping = tokio::task::spawn_blocking(move || {
+    let thread = tokio::task::spawn_blocking(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.expect("a runtime").block_on(pings(&Client::pooled(base), end))
+        runtime.expect("a runtime").block_on(measure(Client::pooled(base)))
     });
+    thread.await.expect("what is measured does not fail")
+}
+
+async fn pings_beside_failures(client: &Client) {
+    let end = now() + Duration::from_secs(SECONDS);
+    let ping = beside(client, move |client| pings(client, end));
     let fail = |_| async {
         let mut failed = 0;
         while now() < end {
@@ -232,8 +246,8 @@ async fn pings_beside_failures(client: &Client) {
         failed
     };
     let failing = stream::iter(0..FAILING_CLIENTS).map(fail).buffer_unordered(FAILING_CLIENTS);
-    let failed: u64 = failing.collect::<Vec<_>>().await.into_iter().sum();
-    let mut times = ping.await.expect("pings are answered");
+    let (failed, mut times) = tokio::join!(failing.collect::<Vec<_>>(), ping);
+    let failed: u64 = failed.into_iter().sum();
     times.sort_unstable();
     let what = format!("/ping p50/p99 beside {FAILING_CLIENTS} clients whose requests fail");
     let figures = format!("{}/{}", ms(percentile(&times, 50)), ms(percentile(&times, 99)));
@@ -242,7 +256,7 @@ async fn pings_beside_failures(client: &Client) {
     row(what, &per_second(failed, Duration::from_secs(SECONDS)), "-");
 }
 
-async fn pings(client: &Client, end: Instant) -> Vec<Duration> {
+async fn pings(client: Client, end: Instant) -> Vec<Duration> {
     let mut times = Vec::new();
     while now() < end {
         let start = now();

@@ -1,0 +1,108 @@
+//! Filters by what lies side by side in a snapshot: a word of servers at a time, whose figures are
+//! in one chunk. Most servers are kept, and need no look of their own.
+
+use crate::change::Resource;
+use crate::findings::Left;
+use crate::reason::{Reason, Reasons};
+use crate::run::{Run, Verdict};
+use crate::server::Unreserved;
+use crate::slot_set::{CHUNK, WORD, slots_of};
+use crate::snapshot::Chunk;
+
+/// The servers of a word, in the chunk that they are in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Word<'a> {
+    pub(crate) chunk: &'a Chunk,
+    /// Place of its first server in the chunk.
+    first: usize,
+    /// Which of its servers are left, the first one in the lowest bit.
+    left: u64,
+}
+
+impl Word<'_> {
+    /// Which of all its servers have a figure that is refused.
+    pub(crate) fn refused<T: Copy>(
+        &self,
+        figures: &[T; CHUNK],
+        refuses: impl Fn(T) -> bool,
+    ) -> u64 {
+        let figures = figures[self.first..self.first + WORD].iter();
+        // Without a branch, so that it is decided for several at a time.
+        let bits = figures.zip(0_u32..).map(|(figure, bit)| u64::from(refuses(*figure)) << bit);
+        bits.fold(0, |all, bit| all | bit)
+    }
+
+    /// Which of the servers that are left are refused, asked one by one, in order.
+    pub(crate) fn asked(&self, mut refuses: impl FnMut(usize) -> bool) -> u64 {
+        let places = slots_of(0, self.left).map(|bit| bit as usize);
+        places.fold(0, |all, bit| all | u64::from(refuses(self.first + bit)) << bit)
+    }
+}
+
+/// What a chunk's servers have left of a resource.
+fn column(chunk: &Chunk, resource: Resource) -> &[f64; CHUNK] {
+    match resource {
+        Resource::Memory => &chunk.left_ram,
+        Resource::Disk => &chunk.left_disk,
+        Resource::Cores => &chunk.left_cpu,
+    }
+}
+
+fn of(left: Unreserved, resource: Resource) -> f64 {
+    match resource {
+        Resource::Memory => left.ram,
+        Resource::Disk => left.disk,
+        Resource::Cores => left.cpu,
+    }
+}
+
+impl Run<'_> {
+    /// The servers that are refused, in the order of slots. What is said of a word's other servers
+    /// does not count.
+    pub(crate) fn sweep(&mut self, mut refused: impl FnMut(Word<'_>) -> u64) -> Vec<u32> {
+        let (snapshot, remaining) = (self.snapshot, self.remaining().clone());
+        let mut gone = Vec::new();
+        for word in 0..remaining.set().words() {
+            if self.is_over() {
+                return Vec::new();
+            }
+            let left = remaining.set().word(word);
+            if left != 0 {
+                let (chunk, first) = snapshot.chunk_of(word);
+                gone.extend(slots_of(word, left & refused(Word { chunk, first, left })));
+            }
+        }
+        gone
+    }
+
+    /// Removes servers, given in the order of slots, each with a reason.
+    pub(crate) fn remove_because(
+        &mut self,
+        gone: Vec<u32>,
+        mut why: impl FnMut(u32) -> Reason,
+    ) -> Reasons {
+        self.remove(gone.into_iter().map(|slot| (slot, Some(why(slot)))).collect())
+    }
+
+    /// Keeps the servers that have so much of a resource left.
+    pub(crate) fn keep_with(&mut self, resource: Resource, least: f64) -> Reasons {
+        // What is not known (NaN) is not enough.
+        let is_enough = |spare: f64| spare >= least;
+        if !matches!(self.found.left(), Left::Fast) {
+            return self.filter(|run, slot| {
+                let spare = of(run.left(slot), resource);
+                if is_enough(spare) {
+                    Verdict::Keep
+                } else {
+                    Verdict::Because(Reason::Spare(spare))
+                }
+            });
+        }
+        let gone = self
+            .sweep(|word| word.refused(column(word.chunk, resource), |spare| !is_enough(spare)));
+        let snapshot = self.snapshot;
+        self.remove_because(gone, |slot| {
+            Reason::Spare(of(snapshot.fast_unreserved(slot), resource))
+        })
+    }
+}
