@@ -82,6 +82,10 @@ impl PoolFigures {
     }
 
     fn good(&self) -> Option<Vec<Usage>> {
+        // That a pool is back is found out by asking.
+        if !self.storage.problems().is_empty() {
+            return None;
+        }
         let (latest, now) = (self.latest.lock(), self.clock.monotonic());
         latest.as_ref().filter(|latest| now < latest.good_until).map(|latest| latest.usages.clone())
     }
