@@ -56,7 +56,7 @@ impl ZfsStorage {
         self.finish(spec, task, begun).await
     }
 
-    /// Makes the volume, which may be smaller than the disk is to be.
+    /// Makes the volume, as large as the disk is to be.
     ///
     /// # Errors
     /// `DatasetExists`: it is there.
@@ -94,7 +94,7 @@ impl ZfsStorage {
         Ok(Begun { has_bytes: size_bytes, aside, used_bytes: 0 })
     }
 
-    /// Makes a disk as large as it is to be.
+    /// Waits for the disk's device. One that a crash cut off gets its size and its room here.
     async fn finish(
         &self,
         spec: &DiskSpec,
@@ -368,6 +368,7 @@ struct Begun {
     has_bytes: u64,
     /// What is set aside for it, as ZFS says it.
     aside: Option<String>,
+    /// Space it takes, bytes.
     used_bytes: u64,
 }
 

@@ -1,5 +1,6 @@
 //! How datasets are made.
 
+use muster_shared::error_chain::Chain;
 use muster_shared::wire::Code;
 
 use super::super::arguments::{for_library, options, words};
@@ -59,7 +60,7 @@ impl CommandZfs {
                 Some(Err(DriverError::Refused { code: Code::NoSpace, message, source }))
                     if sets_aside =>
                 {
-                    self.drop_half_made(from, to).await?;
+                    self.drop_half_made(from, to).await;
                     return Err(DriverError::Refused { code: Code::NoSpace, message, source });
                 }
                 Some(made) => return made,
@@ -74,7 +75,7 @@ impl CommandZfs {
         self.change("clone", &words(&arguments)).await?;
         for property in later.into_iter().flatten() {
             if let Err(error) = self.set(&to.into(), &Properties::from([property])).await {
-                self.drop_half_made(from, to).await?;
+                self.drop_half_made(from, to).await;
                 return Err(error);
             }
         }
@@ -83,16 +84,20 @@ impl CommandZfs {
 
     /// Destroys a clone that is there but could not be given its properties. The kernel does so as well,
     /// but can't as long as the volume's device is just coming into being.
-    async fn drop_half_made(&self, from: &Snapshot, to: &Dataset) -> Result<(), DriverError> {
-        let wanted = Wanted::of(to, &["origin"]);
-        let is_clone = match self.list(&wanted).await {
-            Ok(found) => found.iter().any(|row| row.get("origin") == Some(&from.to_string())),
-            Err(DriverError::Refused { code: Code::DatasetNotFound, .. }) => false,
-            Err(error) => return Err(error),
+    async fn drop_half_made(&self, from: &Snapshot, to: &Dataset) {
+        let dropped = async {
+            let found = self.list(&Wanted::of(to, &["origin"])).await?;
+            match found.iter().any(|row| row.get("origin") == Some(&from.to_string())) {
+                true => patiently(|| self.destroy(to)).await,
+                false => Ok(()),
+            }
         };
-        if !is_clone {
-            return Ok(());
+        match dropped.await {
+            Ok(()) | Err(DriverError::Refused { code: Code::DatasetNotFound, .. }) => {}
+            // Whoever asked is told why it could not be made, not this.
+            Err(error) => {
+                tracing::warn!(dataset = %to, error = %Chain(&error), "a clone is left half made");
+            }
         }
-        patiently(|| self.destroy(to)).await
     }
 }
