@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use muster_tests::system::System;
 
-/// Points are tried for so long: each restarts an agent under emulation.
-const LIMIT: Duration = Duration::from_secs(7200);
+/// Points are tried for so long: each restarts an agent twice under emulation, and all points of a
+/// brand are about 150.
+const LIMIT: Duration = Duration::from_secs(4 * 3600);
 /// Which points are tried; without, a random tenth of each kind.
 const POINTS: &str = "MUSTER_KILL_POINTS";
 
