@@ -2,7 +2,7 @@
 //! hundred has a VM that changed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
@@ -14,6 +14,7 @@ use muster_tests::sim_agent::SimAgent;
 use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
 
 use super::{ms, now, per_second, percentile, row, rss_kib};
 
@@ -110,8 +111,10 @@ async fn measure(servers: usize, goal: &str) {
     let rss = each(at_rest_kib.saturating_sub(idle_kib));
     row(&of("RSS per server at rest, 20 VMs each"), &format!("{rss:.1} KB"), "-");
 
-    let (before, start) = (cpu(pid), now());
+    let (before, start, reports) = (cpu(pid), now(), reporting.count());
     let mut times = beside(&client, |client| allocate(client, CLIENTS, ask(128))).await;
+    let sent = per_second(reporting.count() - reports, start.elapsed());
+    row(&of("reports a second beside allocations"), &sent, &servers.to_string());
     let rest = start.elapsed().mul_f64(at_rest);
     // What is kept is written afterwards.
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -151,10 +154,16 @@ async fn fleet(coordinator: &Coordinator, servers: usize) -> Vec<SimAgent> {
 
 struct Reporting {
     stop: Arc<AtomicBool>,
+    /// How many were sent.
+    sent: Arc<AtomicU64>,
     task: JoinHandle<Vec<SimAgent>>,
 }
 
 impl Reporting {
+    fn count(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
     async fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         drop(self.task.await.expect("reports do not fail"));
@@ -165,10 +174,12 @@ impl Reporting {
 fn report(agents: Vec<SimAgent>) -> Reporting {
     // Agents know nothing of each other: they do not report in bursts that all else waits behind.
     const SLICES: usize = 500;
-    let stop = Arc::new(AtomicBool::new(false));
-    let over = Arc::clone(&stop);
+    let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (over, count) = (Arc::clone(&stop), Arc::clone(&sent));
     let task = tokio::spawn(async move {
         let mut tick = tokio::time::interval(Duration::from_secs(1) / 500);
+        // Nor do they hurry to make up for a time in which they got no processor.
+        tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         for round in 0_usize.. {
             for (place, agent) in agents.iter().enumerate().skip(round % SLICES).step_by(SLICES) {
                 if (place + round / SLICES).is_multiple_of(100) {
@@ -177,6 +188,7 @@ fn report(agents: Vec<SimAgent>) -> Reporting {
                 } else {
                     agent.report(1).await;
                 }
+                count.fetch_add(1, Ordering::Relaxed);
             }
             if over.load(Ordering::Relaxed) {
                 break;
@@ -185,7 +197,7 @@ fn report(agents: Vec<SimAgent>) -> Reporting {
         }
         agents
     });
-    Reporting { stop, task }
+    Reporting { stop, sent, task }
 }
 
 fn ask(memory_mib: u64) -> Value {
