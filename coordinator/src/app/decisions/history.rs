@@ -71,6 +71,9 @@ pub(super) struct History {
     held: VecDeque<Held>,
     /// All records, oldest first.
     known: BTreeMap<Uuid, Known>,
+    /// Those of them whose snapshots were asked to be kept: they are few, and looked for after each
+    /// decision.
+    kept: BTreeSet<Uuid>,
     /// Snapshots that were asked to be kept with decisions that are being stored.
     asked: BTreeSet<Uuid>,
     /// The snapshot on which was decided last, and its name.
@@ -81,6 +84,7 @@ impl History {
     /// Forgets what came from the store.
     pub(super) fn forget(&mut self) {
         self.known.clear();
+        self.kept.clear();
     }
 
     /// The store has this of a decision now; `None`: nothing.
@@ -88,10 +92,14 @@ impl History {
         let Some(id) = keys::last::<Uuid>(key) else { return };
         let Some(value) = value else {
             self.known.remove(&id);
+            self.kept.remove(&id);
             return;
         };
         let Some(decision) = damaged.decode::<Decision>(key, value) else { return };
         let Some(Rest { request, snapshot_id }) = damaged.decode(key, value) else { return };
+        if decision.keep {
+            self.kept.insert(id);
+        }
         self.known.insert(id, Known { decision, snapshot_id, has_blob: request.is_none() });
     }
 
@@ -161,7 +169,7 @@ impl History {
     /// were asked to be kept.
     pub(super) fn wanted(&self) -> BTreeSet<Uuid> {
         let newest = self.known.values().rev().filter(|known| !known.decision.keep);
-        let asked = self.known.values().filter(|known| known.decision.keep);
+        let asked = self.kept.iter().filter_map(|id| self.known.get(id));
         let stored = newest.take(SNAPSHOTS).chain(asked).filter_map(|known| known.snapshot_id);
         stored.chain(self.asked.iter().copied()).collect()
     }

@@ -269,7 +269,8 @@ impl Decisions {
         let wanted = self.history.lock().wanted();
         let growing = saved.growing.as_ref().map(|growing| growing.chain);
         let useless = |(id, chain): &(&Uuid, &Chain)| {
-            Some(**id) != growing && !chain.parts.iter().any(|part| wanted.contains(part))
+            // The last parts are those of the newest decisions.
+            Some(**id) != growing && !chain.parts.iter().rev().any(|part| wanted.contains(part))
         };
         let useless: Vec<Uuid> = saved.chains.iter().filter(useless).map(|(id, _)| *id).collect();
         for id in useless {
