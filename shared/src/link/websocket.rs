@@ -40,8 +40,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// free the descriptor when nobody sends.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// Unacknowledged output for so long breaks the connection instead of retrying for 15 minutes.
-const USER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Output that is not taken for so long breaks the connection, instead of being tried for 15 minutes: a
+/// host that vanished, or a reader that stopped. One that only pauses, as behind a pager, goes on.
+const USER_TIMEOUT: Duration = Duration::from_mins(1);
 /// Addresses of a name that are tried in one attempt.
 const MAX_ADDRESSES: usize = 16;
 
