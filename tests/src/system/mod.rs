@@ -51,6 +51,8 @@ const QMP_SOCKET: &str = "qmp";
 const SPARE_DISKS: u64 = 4;
 /// The size of each unless a test says otherwise, bytes.
 const SPARE_BYTES: u64 = 256 * 1024 * 1024;
+/// How a machine's time passes by what its processor did: a nanosecond with each instruction.
+const COUNTED: [&str; 2] = ["-icount", "shift=0"];
 
 /// What a script did.
 #[derive(Clone, Debug)]
@@ -74,6 +76,22 @@ pub struct System {
 
 /// The address of the interface that a [`Cable`] leads to.
 pub const CABLE_MAC: &str = "02:00:00:00:00:a1";
+
+/// What a machine has.
+#[derive(Debug)]
+struct Hardware {
+    cable: Option<Cable>,
+    /// Size of each spare disk, bytes.
+    spare_bytes: u64,
+    /// It has one processor, which takes a nanosecond for an instruction by the machine's own clock.
+    is_counted: bool,
+}
+
+impl Default for Hardware {
+    fn default() -> Self {
+        Self { cable: None, spare_bytes: SPARE_BYTES, is_counted: false }
+    }
+}
 
 /// From a second interface of a machine to the test: a datagram is a frame.
 #[derive(Debug)]
@@ -114,7 +132,7 @@ impl System {
     /// # Panics
     /// If there is no image, or it does not come up.
     pub async fn start() -> Self {
-        Self::start_with(None, SPARE_BYTES).await
+        Self::start_with(Hardware::default()).await
     }
 
     /// As [`Self::start`], with a second interface, whose cable leads to the test.
@@ -122,7 +140,8 @@ impl System {
     /// # Panics
     /// As [`Self::start`].
     pub async fn start_with_cable() -> Self {
-        Self::start_with(Some(Cable::lay().expect("free ports")), SPARE_BYTES).await
+        let cable = Some(Cable::lay().expect("free ports"));
+        Self::start_with(Hardware { cable, ..Hardware::default() }).await
     }
 
     /// As [`Self::start`], with spare disks of another size, bytes.
@@ -130,10 +149,21 @@ impl System {
     /// # Panics
     /// As [`Self::start`].
     pub async fn start_with_disks(spare_bytes: u64) -> Self {
-        Self::start_with(None, spare_bytes).await
+        Self::start_with(Hardware { spare_bytes, ..Hardware::default() }).await
     }
 
-    async fn start_with(cable: Option<Cable>, spare_bytes: u64) -> Self {
+    /// As [`Self::start`], with a processor whose speed is known, however busy the real one is: its
+    /// clock shows a nanosecond more with each instruction. What it waits for, disks and timers, takes
+    /// as long as it does.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub async fn start_counted() -> Self {
+        Self::start_with(Hardware { is_counted: true, ..Hardware::default() }).await
+    }
+
+    async fn start_with(hardware: Hardware) -> Self {
+        let Hardware { cable, spare_bytes, is_counted } = hardware;
         let guest = guest_folder();
         let dir = temp_dir();
         payload::write(&dir.path().join("payload.raw"));
@@ -142,7 +172,9 @@ impl System {
             disk.and_then(|disk| disk.set_len(spare_bytes)).expect("a disk");
         }
         let port = free_port();
-        let mut arguments = arguments(&guest, dir.path(), port);
+        // Processors that wait for one another would count what they wait.
+        let mut arguments = arguments(&guest, dir.path(), port, if is_counted { 1 } else { 2 });
+        arguments.extend(COUNTED.map(str::to_owned).into_iter().filter(|_| is_counted));
         arguments.extend(cable.iter().flat_map(Cable::arguments));
         let qemu = spawn(dir.path(), &arguments);
         let system = Self { dir, qemu, port, cable };
@@ -293,12 +325,13 @@ fn spawn(dir: &Path, arguments: &[String]) -> Child {
     command.spawn().expect("QEMU starts (scripts/setup.sh installs it)")
 }
 
-fn arguments(guest: &Path, dir: &Path, port: u16) -> Vec<String> {
-    let plain = "-nodefaults -no-user-config -display none -machine q35 -accel tcg -cpu max -smp 2 \
+fn arguments(guest: &Path, dir: &Path, port: u16, processors: u8) -> Vec<String> {
+    let plain = "-nodefaults -no-user-config -display none -machine q35 -accel tcg -cpu max \
                  -device virtio-rng-pci -device virtio-net-pci,netdev=net,romfile=";
     let mut args: Vec<String> = plain.split(' ').map(str::to_owned).collect();
     let mut pair = |name: &str, value: String| args.extend([name.to_owned(), value]);
     let path = |path: PathBuf| path.display().to_string().replace(',', ",,");
+    pair("-smp", processors.to_string());
     pair("-m", MEMORY_MIB.to_string());
     pair("-kernel", guest.join("vmlinuz").display().to_string());
     // Disk and file system are the only drivers built into the kernel, so it needs no initramfs. The
