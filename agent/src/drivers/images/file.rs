@@ -378,7 +378,7 @@ async fn sweep(folder: &Path, clock: &SharedClock) -> Result<(), DriverError> {
         let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
         let temporary = name.starts_with('.') && name.ends_with(".tmp");
         let old = || {
-            let changed = path.metadata().and_then(|found| found.modified()).ok();
+            let changed = path.symlink_metadata().and_then(|found| found.modified()).ok();
             let age = changed.and_then(|changed| now.duration_since(changed).ok());
             age.is_some_and(|age| age > PARTIAL_LIFETIME)
         };
