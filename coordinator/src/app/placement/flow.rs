@@ -27,10 +27,8 @@ use super::promises::{Guard, Promised, Promises};
 use crate::alloc::{self, Config, Options, Outcome, Request, Snapshot, allocate_within};
 use crate::app::error::AppError;
 
-/// Fleets of more servers are decided on off the async threads, and so are wishes about other VMs. A
-/// decision takes about 50 ns per server: half a millisecond for these, while two changes of thread
-/// cost as much on a busy machine, and all others wait for them.
-const INLINE_SERVERS: usize = 10_000;
+/// Fleets of more servers are decided on off the async threads, and so are wishes about other VMs.
+const INLINE_SERVERS: usize = 256;
 /// Longest decision: all others wait for it. One of a single VM on 20,000 servers takes some
 /// milliseconds.
 const DECISION: Duration = Duration::from_secs(10);
