@@ -18,8 +18,8 @@ zpool create -O compression=lz4 zones mirror \
     /dev/disk/by-id/virtio-spare0 /dev/disk/by-id/virtio-spare1
 sed -i '1i storage = \"zfs\"' /etc/muster/agent.toml
 systemctl restart muster-agent";
-/// Sets `from` and `idle_from`; `ENDED` below prints how long it took since, and how long the processor
-/// had nothing to do meanwhile, us.
+/// Before what is timed; `ENDED` is behind it. `PRINTED` says how long it took, and for how much of that the
+/// processor had nothing to do, us.
 const BEGUN: &str = "idle() { awk '{ printf \"%d\", $2 * 1000000 }' /proc/uptime; }
 idle_from=$(idle)
 from=$(date +%s%N)";
