@@ -54,10 +54,11 @@ pub(super) async fn follow(
     control: &watch::Sender<Control>,
 ) -> Infallible {
     let mut pause = MIN_PAUSE;
+    let mut arrival = None;
     loop {
         let error = match Box::pin(connect(sockets)).await {
             Ok((qmp, events)) => {
-                pause = MIN_PAUSE;
+                (pause, arrival) = (MIN_PAUSE, None);
                 let given_up = qmp.given_up();
                 tokio::select! {
                     biased;
@@ -78,24 +79,26 @@ pub(super) async fn follow(
             control.reason = reason;
             lost || news
         });
-        pause = match Box::pin(appeared(sockets, pause)).await {
+        pause = match Box::pin(appeared(&sockets[0], &mut arrival, pause)).await {
             true => MIN_PAUSE,
             false => (pause * 2).min(MAX_PAUSE),
         };
     }
 }
 
-/// Waits for `pause`, or until a file is made beside the first socket: `true`. A new process makes
-/// its sockets when it is ready, and a start waits for them.
-async fn appeared(sockets: &[PathBuf; 2], pause: Duration) -> bool {
-    let folder = sockets[0].parent().unwrap_or(Path::new("/"));
-    // Without a watch of the kernel's the pause is all there is.
-    let news = FolderWatch::of(folder, AddWatchFlags::IN_CREATE).ok().filter(|_| {
-        // It may have been made before the watch was.
-        !sockets[0].exists()
-    });
+/// Waits for `pause`, or until a file is made beside this socket: `true`. A new process makes its
+/// sockets when it is ready, and a start waits for them. `arrival` tells of files from the first call
+/// on, also of those between two calls.
+async fn appeared(socket: &Path, arrival: &mut Option<FolderWatch>, pause: Duration) -> bool {
+    // It may have been made before the watch is.
+    let is_late = arrival.is_none() && {
+        let folder = socket.parent().unwrap_or(Path::new("/"));
+        // Without a watch of the kernel's the pause is all there is.
+        *arrival = FolderWatch::of(folder, AddWatchFlags::IN_CREATE).ok();
+        socket.exists()
+    };
     let news_came = async {
-        match &news {
+        match arrival.as_ref().filter(|_| !is_late) {
             Some(news) => news.changed().await.is_ok(),
             None => std::future::pending().await,
         }
