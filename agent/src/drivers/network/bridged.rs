@@ -382,10 +382,7 @@ impl Networks for BridgedNetworks {
         if self.links.lacking().is_none() {
             self.remove_others(vm, &kept, &links).await?;
         }
-        let mut attached = match user.is_empty() && !nics.is_empty() {
-            true => Vec::new(),
-            false => self.user.attach(vm, &user).await?,
-        };
+        let mut attached = self.user.attach(vm, &user).await?;
         if !guards.is_empty() {
             self.filter.remember(vm, &guards).await?;
             attached.extend(self.make_all(vm, &bridged).await?);

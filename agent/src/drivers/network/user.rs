@@ -110,6 +110,10 @@ impl Networks for UserNetworks {
         for nic in nics {
             self.publish_on.check(&nic.forwards)?;
         }
+        if nics.is_empty() {
+            // Nothing of it talks to this host.
+            return Ok(Vec::new());
+        }
         self.mend().await;
         let backend = Backend::User { restricted: self.leads_nowhere() };
         let attached = |nic: &Nic| Attached { nic: nic.clone(), backend: backend.clone() };
