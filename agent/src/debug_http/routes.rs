@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 
 use super::answer::Answer;
 use super::{Local, console, metrics};
+use crate::report::feed::PoolAge;
 use crate::tasks::record::{Origin, State};
 use crate::tasks::{Class, Filter, Refusal, Submission};
 
@@ -113,7 +114,7 @@ fn degraded(local: &Local) -> Vec<String> {
 }
 
 async fn status(local: &Local) -> Answer {
-    match local.agent.feed.sample().await {
+    match local.agent.feed.sample(PoolAge::Fresh).await {
         Ok(mut sample) => {
             crate::link::remark(&mut sample, &local.agent.engine);
             let mut status = serde_json::to_value(&sample.figures).unwrap_or_default();

@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-use crate::report::feed::{Feed, Sample};
+use crate::report::feed::{Feed, PoolAge, Sample};
 
 /// Between the end of a heartbeat and the next one.
 const BEAT: Duration = Duration::from_secs(5);
@@ -135,7 +135,7 @@ impl Poster {
 
     /// `true` when it has arrived.
     async fn status(&self) -> bool {
-        match self.feed.sample().await {
+        match self.feed.sample(PoolAge::Fresh).await {
             Ok(sample) => self.tell("a status update", "/events/status", &update(&sample)).await,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "no status sample");

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::bounded::{self, MAX_VMS_BYTES};
 use super::desk;
 use super::outbox::Outbox;
-use crate::report::feed::{Feed, Sample, SysinfoDocument};
+use crate::report::feed::{Feed, PoolAge, Sample, SysinfoDocument};
 use crate::tasks::{Engine, Refused};
 
 /// A result that was not acknowledged for so long is sent again on the same connection.
@@ -29,10 +29,25 @@ const REFUSALS: usize = 128;
 const WINDOW: usize = 512;
 /// Changes of VMs within this time make one report.
 const DEBOUNCE: Duration = Duration::from_millis(100);
+/// How long after a change of a VM the pools are listed, for what it changed of them. A task that
+/// changes one thing after the other has them listed once, and does not wait for the processor that
+/// this takes.
+const SETTLED: Duration = Duration::from_secs(2);
 /// A report without any change, for the figures.
 const PERIOD: Duration = Duration::from_secs(60);
 /// Before a failed sample is tried again.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// Why a sample is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// A VM has changed.
+    Changed,
+    /// What it changed of the pools is to be told.
+    Settled,
+    /// All figures are, whatever has changed.
+    Due,
+}
 
 /// Takes samples when something has changed, for all connections.
 #[derive(Debug)]
@@ -62,15 +77,16 @@ impl Samples {
         let mut intake = self.engine.intake();
         let mut engine = self.engine.watch();
         let mut due = pin!(sleep(Duration::ZERO));
+        let (mut settled, mut unsettled) = (pin!(sleep(SETTLED)), false);
         loop {
-            let periodic = tokio::select! {
+            let why = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
-                () = self.now.notified() => true,
+                () = self.now.notified() => Why::Due,
                 Ok(()) = changed.changed() => {
                     sleep(DEBOUNCE).await;
                     changed.mark_unchanged();
-                    false
+                    Why::Changed
                 }
                 Ok(()) = engine.changed() => {
                     // Only a change of intake is worth a report before its time.
@@ -78,29 +94,43 @@ impl Samples {
                     if old == intake {
                         continue;
                     }
-                    true
+                    Why::Due
                 }
-                () = due.as_mut() => true,
+                () = settled.as_mut(), if unsettled => Why::Settled,
+                () = due.as_mut() => Why::Due,
             };
-            let next = match self.feed.sample().await {
-                Ok(sample) => {
-                    self.publish(sample, periodic);
-                    PERIOD
-                }
+            let pools = if why == Why::Changed { PoolAge::Known } else { PoolAge::Fresh };
+            match self.feed.sample(pools).await {
+                Ok(sample) => self.publish(sample, why),
                 Err(error) => {
                     let error = muster_shared::error_chain::Chain(&error).to_string();
                     tracing::warn!(error, "no status sample");
-                    RETRY
+                    unsettled = false;
+                    due.set(sleep(RETRY));
+                    continue;
                 }
-            };
-            due.set(sleep(next));
+            }
+            match why {
+                // At most so long after the first of several changes.
+                Why::Changed if !unsettled => settled.set(sleep(SETTLED)),
+                Why::Changed | Why::Settled => {}
+                Why::Due => due.set(sleep(PERIOD)),
+            }
+            unsettled = why == Why::Changed;
         }
     }
 
-    fn publish(&self, mut sample: Sample, periodic: bool) {
+    fn publish(&self, mut sample: Sample, why: Why) {
         let reduced = bounded::fit(&mut sample.vms, MAX_VMS_BYTES);
-        let same = |old: &Arc<Sample>| old.vms == sample.vms;
-        if !periodic && self.latest.borrow().as_ref().is_some_and(same) {
+        let news = match self.latest.borrow().as_ref() {
+            None => true,
+            Some(latest) => match why {
+                Why::Changed => latest.vms != sample.vms,
+                Why::Settled => latest.vms != sample.vms || pools_differ(latest, &sample),
+                Why::Due => true,
+            },
+        };
+        if !news {
             return;
         }
         if reduced > 0 {
@@ -108,7 +138,9 @@ impl Samples {
             tracing::warn!(note);
             sample.degraded.push(note);
         }
-        if periodic && let Some(usage) = &mut sample.figures.usage {
+        if why == Why::Due
+            && let Some(usage) = &mut sample.figures.usage
+        {
             let left_out = bounded::fit_usage(usage, &sample.vms);
             if left_out > 0 {
                 let note = format!("there is no room to report what {left_out} VMs use");
@@ -122,6 +154,12 @@ impl Samples {
         remark(&mut sample, &self.engine);
         self.latest.send_replace(Some(Arc::new(sample)));
     }
+}
+
+fn pools_differ(a: &Sample, b: &Sample) -> bool {
+    let of =
+        |sample: &Sample| (sample.figures.zpool_status.clone(), sample.figures.diskinfo.clone());
+    of(a) != of(b)
 }
 
 /// Adds to a sample what the agent says of itself.

@@ -34,6 +34,15 @@ pub struct Sample {
     pub degraded: Vec<String>,
 }
 
+/// How new the figures of pools are to be in a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolAge {
+    /// Asked for now. For that a pool is listed, which takes a program of ZFS.
+    Fresh,
+    /// The latest there are; a pool is asked only if it never was.
+    Known,
+}
+
 /// Looks at the node.
 #[async_trait]
 pub trait Feed: fmt::Debug + Send + Sync + 'static {
@@ -41,7 +50,7 @@ pub trait Feed: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// VMs or memory could not be read; nothing is sent then.
-    async fn sample(&self) -> Result<Sample, DriverError>;
+    async fn sample(&self, pools: PoolAge) -> Result<Sample, DriverError>;
 
     /// Changes when a VM or its state has changed.
     fn changed(&self) -> watch::Receiver<u64>;

@@ -10,6 +10,7 @@ use tokio::task::JoinHandle;
 
 use crate::drivers::DriverError;
 use crate::drivers::storage::{Storage, Usage};
+use crate::report::feed::PoolAge;
 
 /// Longest wait for fresh figures.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -46,14 +47,20 @@ impl PoolFigures {
         Self { storage, clock, question: tokio::sync::Mutex::default(), latest: Mutex::default() }
     }
 
-    /// Figures that are fresh enough; or the latest there are, with a word for people, while nobody
+    /// Figures as new as wanted; or the latest there are, with a word for people, while nobody
     /// answers.
     ///
     /// # Errors
     /// The figures could not be read, or there never were any.
-    pub(super) async fn get(&self) -> Result<(Vec<Usage>, Option<String>), DriverError> {
+    pub(super) async fn get(
+        &self,
+        pools: PoolAge,
+    ) -> Result<(Vec<Usage>, Option<String>), DriverError> {
         let mut question = self.question.lock().await;
-        if let Some(usages) = self.good() {
+        if pools == PoolAge::Known && question.as_ref().is_some_and(|asked| !asked.is_finished()) {
+            return self.without_answer();
+        }
+        if let Some(usages) = self.good(pools) {
             let remark = self.untold(&usages);
             return Ok((usages, remark));
         }
@@ -81,13 +88,14 @@ impl PoolFigures {
         self.latest.lock().as_ref().map_or_else(Vec::new, |latest| latest.usages.clone())
     }
 
-    fn good(&self) -> Option<Vec<Usage>> {
+    fn good(&self, pools: PoolAge) -> Option<Vec<Usage>> {
         // That a pool is back is found out by asking.
         if !self.storage.problems().is_empty() {
             return None;
         }
         let (latest, now) = (self.latest.lock(), self.clock.monotonic());
-        latest.as_ref().filter(|latest| now < latest.good_until).map(|latest| latest.usages.clone())
+        let is_good = |latest: &&Latest| pools == PoolAge::Known || now < latest.good_until;
+        latest.as_ref().filter(is_good).map(|latest| latest.usages.clone())
     }
 
     /// Names the pools of which there are no figures.
@@ -129,7 +137,7 @@ mod tests {
             let figures = PoolFigures::new(storage, clock.clone());
             for pause in pauses {
                 tokio::time::sleep(Duration::from_millis(*pause)).await;
-                figures.get().await.unwrap();
+                figures.get(PoolAge::Fresh).await.unwrap();
             }
             faults.calls("storage.usage")
         };
@@ -137,5 +145,20 @@ mod tests {
         let slow = Faults::with_delays(Arc::new(SeededEntropy::new(7)), Duration::from_millis(200));
         assert_eq!(asked_by(&slow, &[0, 0, 0]).await, 1);
         assert_eq!(asked_by(&slow, &[0, 5_000, 0]).await, 1 + 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pool_of_which_something_is_known_need_not_be_asked() {
+        let clock: SharedClock = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
+        let faults = Faults::none();
+        let storage = Arc::new(SimStorage::new(SimPool::default(), faults.clone()));
+        let figures = PoolFigures::new(storage, clock);
+        let first = figures.get(PoolAge::Known).await.unwrap();
+        assert_eq!(faults.calls("storage.usage"), 1, "nothing was known");
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        assert_eq!(figures.get(PoolAge::Known).await.unwrap(), first);
+        assert_eq!(faults.calls("storage.usage"), 1);
+        figures.get(PoolAge::Fresh).await.unwrap();
+        assert_eq!(faults.calls("storage.usage"), 2);
     }
 }

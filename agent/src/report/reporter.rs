@@ -18,7 +18,7 @@ use crate::drivers::DriverError;
 use crate::drivers::compute::{Compute, GuestFacts};
 use crate::drivers::network::Networks;
 use crate::drivers::storage::{Storage, Usage};
-use crate::report::feed::{Feed, Sample, SysinfoDocument};
+use crate::report::feed::{Feed, PoolAge, Sample, SysinfoDocument};
 use crate::vms::VmTable;
 
 /// Longest time between two collections of sysinfo.
@@ -234,11 +234,11 @@ impl Reporter {
 
 #[async_trait]
 impl Feed for Reporter {
-    async fn sample(&self) -> Result<Sample, DriverError> {
+    async fn sample(&self, pools: PoolAge) -> Result<Sample, DriverError> {
         let parts = &self.parts;
         parts.vms.observe_all(&*parts.compute).await;
         let figures = parts.facts.figures().await?;
-        let (usages, hangs) = self.pool.get().await?;
+        let (usages, hangs) = self.pool.get(pools).await?;
         self.look_for_storage_problems();
         let (vms, mut degraded) = (parts.vms.reports(), self.remarks());
         degraded.extend(hangs);
@@ -385,9 +385,12 @@ mod tests {
         let vm = record(1);
         reporter.parts.vms.create(vm.clone()).await.unwrap();
         reporter.parts.compute.start(&vm, &Resources::default()).await.unwrap();
-        assert_eq!(reporter.sample().await.unwrap().vms[&vm.uuid].vm.zone_state, "running");
+        assert_eq!(
+            reporter.sample(PoolAge::Fresh).await.unwrap().vms[&vm.uuid].vm.zone_state,
+            "running"
+        );
         guests.exit(vm.uuid, 0);
-        let after = reporter.sample().await.unwrap();
+        let after = reporter.sample(PoolAge::Fresh).await.unwrap();
         assert_ne!(after.vms[&vm.uuid].vm.zone_state, "running");
     }
 
@@ -397,13 +400,14 @@ mod tests {
         let vm = record(1);
         reporter.parts.vms.create(vm.clone()).await.unwrap();
         reporter.parts.compute.start(&vm, &Resources::default()).await.unwrap();
-        let before = reporter.sample().await.unwrap();
+        let before = reporter.sample(PoolAge::Fresh).await.unwrap();
         assert_eq!(before.degraded, Vec::<String>::new());
         faults.fail_nth("storage.usage", 1, Fault::hangs());
         guests.exit(vm.uuid, 0);
         let soon = Duration::from_secs(10);
         for _ in 0..3 {
-            let sample = tokio::time::timeout(soon, reporter.sample()).await.unwrap().unwrap();
+            let sample =
+                tokio::time::timeout(soon, reporter.sample(PoolAge::Fresh)).await.unwrap().unwrap();
             assert_ne!(sample.vms[&vm.uuid].vm.zone_state, "running");
             assert_eq!(sample.figures.zpool_status, before.figures.zpool_status);
             assert!(sample.degraded[0].contains("does not answer"), "{:?}", sample.degraded);
@@ -411,16 +415,16 @@ mod tests {
         // Nobody asks again before there is an answer: each question holds a thread.
         assert_eq!(faults.calls("storage.usage"), 2);
         tokio::time::sleep(crate::drivers::faults::HANG).await;
-        reporter.sample().await.unwrap_err();
-        assert_eq!(reporter.sample().await.unwrap().degraded, Vec::<String>::new());
+        reporter.sample(PoolAge::Fresh).await.unwrap_err();
+        assert_eq!(reporter.sample(PoolAge::Fresh).await.unwrap().degraded, Vec::<String>::new());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_sample_is_whole_or_not_at_all() {
         let Bench { reporter, faults, .. } = bench();
         faults.fail_nth("storage.usage", 1, Fault::before());
-        reporter.sample().await.unwrap_err();
-        let sample = reporter.sample().await.unwrap();
+        reporter.sample(PoolAge::Fresh).await.unwrap_err();
+        let sample = reporter.sample(PoolAge::Fresh).await.unwrap();
         let pool = &sample.figures.zpool_status["zones"];
         assert_eq!(pool.bytes_available, 64 << 30);
         assert!(sample.figures.meminfo.unwrap().total_bytes > 0);

@@ -50,6 +50,26 @@ async fn large_tags_cost_no_connection() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_change_made_of_the_pools_is_told_soon_after_it() {
+    let mut cluster = cluster().await;
+    let clock = cluster.agent.drivers.clock.clone();
+    let mut coordinator = cluster.accept(welcome()).await;
+    let disks_bytes = |message| {
+        let FromAgent::Status(status) = message else { return None };
+        status.report.and_then(|report| report.diskinfo).map(|disks| disks.kvm_zvol_volsize_bytes)
+    };
+    assert_eq!(coordinator.until(disks_bytes).await, 0);
+    let create = create_params(json!({ "disks": [{ "size": 64, "model": "virtio" }] }));
+    coordinator.dispatch("c", "machine_create", create.into()).await;
+    let result = coordinator.result("c").await;
+    assert!(result.error.is_none(), "{result:?}");
+    let created_at = clock.monotonic();
+    coordinator.until(|message| disks_bytes(message).filter(|bytes| *bytes == 64 << 20)).await;
+    let later = clock.monotonic() - created_at;
+    assert!(later < Duration::from_secs(5), "told {later:?} after the create");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_new_vm_shows_as_a_delta_and_its_console_is_carried() {
     let mut cluster = cluster().await;
     let mut coordinator = cluster.accept(welcome()).await;

@@ -17,7 +17,7 @@ use crate::drivers::faults::Faults;
 use crate::drivers::network::UserNetworks;
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::host::{EthernetListener, FakeExec, SharedExec, SystemExec};
-use crate::report::feed::{Feed as _, SysinfoDocument};
+use crate::report::feed::{Feed as _, PoolAge, SysinfoDocument};
 use crate::report::lldp::frame;
 use crate::report::sim::SimFacts;
 use crate::report::{Facts, Reporter, ReporterParts, Zpools, setup};
@@ -129,7 +129,7 @@ fn invalid_because(server: &Value) -> Option<String> {
 /// The server record, by the rules of sdc-cnapi lib/models/server.js.
 async fn server_record(reporter: &Reporter) -> Value {
     let sysinfo = reporter.sysinfo_within(Duration::ZERO).await;
-    let sample = reporter.sample().await.unwrap();
+    let sample = reporter.sample(PoolAge::Fresh).await.unwrap();
     let report = serde_json::to_value(sample.figures).unwrap();
     let mut server = Map::new();
     server.insert("uuid".to_owned(), sysinfo.sysinfo["UUID"].clone());
@@ -175,7 +175,7 @@ async fn a_pool_that_can_not_be_used_is_named_in_sysinfo_until_it_is_back() {
     let (marker, aside) = (pool.path().join("muster-pool.json"), pool.path().join("aside"));
     for (from, to, is_named) in [(&marker, &aside, true), (&aside, &marker, false)] {
         std::fs::rename(from, to).unwrap();
-        reporter.sample().await.unwrap();
+        reporter.sample(PoolAge::Fresh).await.unwrap();
         let named = |document: &Arc<SysinfoDocument>| {
             document.sysinfo.get("Muster").map(|block| block["degraded"].to_string())
         };
