@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use self::counters::{BlockCounter, CpuCounters, GuestCounters, LinkCounters, NetworkCounters};
-use super::procfs::gone_is_none;
+use super::procfs::{self, gone_is_none};
 
 /// Where the kernel says what is mounted.
 const MOUNTS: &str = "proc/self/mountinfo";
@@ -96,8 +96,7 @@ impl Cgroups {
     /// # Errors
     /// The kernel does not tell.
     pub fn of(pid: u32) -> io::Result<Option<Self>> {
-        let text = gone_is_none(std::fs::read_to_string(format!("/proc/{pid}/cgroup")))?;
-        let Some(text) = text else { return Ok(None) };
+        let Some(text) = procfs::cgroups(pid)? else { return Ok(None) };
         Ok(Some(Self::read(&text, &Hierarchy::all(Path::new("/"))?)))
     }
 

@@ -14,7 +14,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Piped, ProcessId, RunningChild, syscalls};
+use super::units::{self, Scope, UnitError, UnitProperty};
+use super::{Piped, ProcessId, RunningChild, gate, syscalls};
 
 /// Output kept of each stream unless a command says otherwise.
 const OUTPUT_CAP_BYTES: usize = 5 * 1024 * 1024;
@@ -131,17 +132,6 @@ pub struct Detached {
     pub scope: Option<Scope>,
 }
 
-/// A transient systemd unit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scope {
-    /// Its name, `….scope`.
-    pub unit: String,
-    /// Its parent, `….slice`.
-    pub slice: String,
-    /// `Key=value`.
-    pub properties: Vec<String>,
-}
-
 /// A detached process that was just started.
 #[derive(Debug)]
 pub struct Spawned {
@@ -196,6 +186,15 @@ pub enum ExecError {
         /// The program.
         program: String,
     },
+    /// Its unit could not be made, or changed.
+    #[error("{unit}")]
+    Unit {
+        /// Name of the unit.
+        unit: String,
+        /// Why.
+        #[source]
+        source: Box<UnitError>,
+    },
 }
 
 /// Runs processes.
@@ -222,6 +221,12 @@ pub trait Exec: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// It could not be started.
     async fn spawn_piped(&self, piped: &Piped) -> Result<RunningChild, ExecError>;
+
+    /// Changes properties of a unit of systemd for as long as it is there.
+    ///
+    /// # Errors
+    /// systemd has refused, or can't be talked to.
+    async fn change_unit(&self, unit: &str, properties: &[UnitProperty]) -> Result<(), ExecError>;
 
     /// `systemd` when detached processes get scopes of their own, else `direct`.
     fn supervisor(&self) -> &'static str;
@@ -296,9 +301,10 @@ impl Exec for SystemExec {
     }
 
     async fn spawn_detached(&self, detached: &Detached) -> Result<Spawned, ExecError> {
-        let argv = match (&detached.scope, self.systemd) {
-            (Some(scope), true) => in_scope(scope, &detached.argv),
-            _ => detached.argv.clone(),
+        let scope = detached.scope.as_ref().filter(|_| self.systemd);
+        let argv = match scope {
+            Some(_) => gate::closed(&detached.argv, false),
+            None => detached.argv.clone(),
         };
         let program = detached.argv.first().cloned().unwrap_or_default();
         let failed = |source| ExecError::Start { program: program.clone(), source };
@@ -310,13 +316,18 @@ impl Exec for SystemExec {
         let mut process = process(&argv);
         process.env("PATH", PATH).env("LC_ALL", "C").current_dir("/");
         process.envs(detached.env.iter().map(|(name, value)| (name, value)));
-        process.stdin(Stdio::null()).stdout(log.try_clone().map_err(failed)?).stderr(log);
+        process.stdin(if scope.is_some() { Stdio::piped() } else { Stdio::null() });
+        process.stdout(log.try_clone().map_err(failed)?).stderr(log);
         syscalls::detach(&mut process);
         let mut child = process.spawn().map_err(failed)?;
         let gone = || std::io::Error::new(std::io::ErrorKind::NotFound, "it ended at once");
         let pid = child.id().ok_or_else(|| failed(gone()))?;
         // Not yet waited for, so the pid can't be anybody else's.
         let stat = super::procfs::stat(pid).map_err(failed)?.ok_or_else(|| failed(gone()))?;
+        if let Some(scope) = scope {
+            gate::open(&mut child, scope, &program).await?;
+            child.stdin = None;
+        }
         let (ended, exit) = watch::channel(None);
         // Ends with the process; when the agent ends first, init reaps.
         drop(tokio::spawn(async move {
@@ -327,24 +338,18 @@ impl Exec for SystemExec {
     }
 
     async fn spawn_piped(&self, piped: &Piped) -> Result<RunningChild, ExecError> {
-        RunningChild::start(piped, self.systemd)
+        RunningChild::start(piped, self.systemd).await
+    }
+
+    async fn change_unit(&self, unit: &str, properties: &[UnitProperty]) -> Result<(), ExecError> {
+        let changed = units::change(unit, properties).await;
+        changed
+            .map_err(|source| ExecError::Unit { unit: unit.to_owned(), source: Box::new(source) })
     }
 
     fn supervisor(&self) -> &'static str {
         if self.systemd { "systemd" } else { "direct" }
     }
-}
-
-/// `systemd-run --scope` replaces itself with the program, so the pid stays the same.
-pub(super) fn in_scope(scope: &Scope, argv: &[String]) -> Vec<String> {
-    let mut wrapped: Vec<String> =
-        ["systemd-run", "--scope", "--quiet", "--collect"].into_iter().map(str::to_owned).collect();
-    wrapped.push(format!("--unit={}", scope.unit));
-    wrapped.push(format!("--slice={}", scope.slice));
-    wrapped.extend(scope.properties.iter().map(|property| format!("--property={property}")));
-    wrapped.push("--".to_owned());
-    wrapped.extend(argv.iter().cloned());
-    wrapped
 }
 
 async fn talk(child: &mut tokio::process::Child, command: &Command) -> std::io::Result<Output> {
@@ -459,20 +464,5 @@ mod tests {
         let exit = spawned.exit.wait_for(Option::is_some).await.unwrap().unwrap();
         assert_eq!(exit.number(), 137);
         assert!(!spawned.process.is_alive().unwrap());
-    }
-
-    #[test]
-    fn a_scope_wraps_the_command() {
-        let scope = Scope {
-            unit: "muster-vm-x.scope".to_owned(),
-            slice: "muster-vms.slice".to_owned(),
-            properties: vec!["DefaultDependencies=no".to_owned()],
-        };
-        let argv = in_scope(&scope, &["qemu".to_owned(), "-S".to_owned()]).join(" ");
-        assert_eq!(
-            argv,
-            "systemd-run --scope --quiet --collect --unit=muster-vm-x.scope \
-             --slice=muster-vms.slice --property=DefaultDependencies=no -- qemu -S"
-        );
     }
 }

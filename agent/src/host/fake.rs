@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Command, Detached, Exec, ExecError, Exit, Output, Piped, ProcessId, RunningChild, Spawned,
+    UnitProperty,
 };
 
 /// Answers commands from a list of rules and remembers what was run.
@@ -74,6 +75,13 @@ impl Exec for FakeExec {
         self.calls.lock().push(piped.argv.clone());
         let program = piped.argv.join(" ");
         Err(ExecError::Start { program, source: std::io::ErrorKind::NotFound.into() })
+    }
+
+    async fn change_unit(&self, unit: &str, properties: &[UnitProperty]) -> Result<(), ExecError> {
+        let words = ["change".to_owned(), unit.to_owned()].into_iter();
+        let call = words.chain(properties.iter().map(ToString::to_string)).collect();
+        self.calls.lock().push(call);
+        Ok(())
     }
 
     fn supervisor(&self) -> &'static str {

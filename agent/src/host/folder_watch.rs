@@ -56,7 +56,6 @@ impl Drop for FolderWatch {
         let inotify = self.0.take().map(AsyncFd::into_inner);
         // Without a runtime there is no async thread to hold up.
         if let Ok(runtime) = Handle::try_current() {
-            #[expect(clippy::disallowed_methods, reason = "this is a door to the host")]
             drop(runtime.spawn_blocking(move || drop(inotify)));
         }
     }

@@ -8,6 +8,7 @@ mod ethernet;
 mod exec;
 mod fake;
 mod folder_watch;
+mod gate;
 pub mod idmap;
 pub mod memory;
 pub mod mounts;
@@ -21,6 +22,7 @@ mod signals;
 mod syscalls;
 mod tap;
 pub mod threads;
+mod units;
 mod wired;
 
 pub use cgroups::{
@@ -28,9 +30,7 @@ pub use cgroups::{
     NetworkCounters,
 };
 pub use ethernet::EthernetListener;
-pub use exec::{
-    Command, Detached, Exec, ExecError, Exit, Output, Scope, SharedExec, Spawned, SystemExec,
-};
+pub use exec::{Command, Detached, Exec, ExecError, Exit, Output, SharedExec, Spawned, SystemExec};
 pub use fake::FakeExec;
 pub use folder_watch::FolderWatch;
 pub use piped::{Piped, RunningChild};
@@ -38,4 +38,5 @@ pub use presence::Presence;
 pub use process::{ProcessId, user_has_processes};
 pub use signals::signal_number;
 pub use tap::Tap;
+pub use units::{Scope, UnitError, UnitProperty, UnitValue};
 pub use wired::{Terminal, TerminalEnd, TerminalSocket, Wired, input_pipe, output_pipe};

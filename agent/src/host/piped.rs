@@ -5,8 +5,8 @@ use std::process::Stdio;
 
 use tokio::process::{ChildStderr, ChildStdin, ChildStdout};
 
-use super::exec::{PATH, in_scope, process};
-use super::{ExecError, Exit, ProcessId, Scope};
+use super::exec::{PATH, process};
+use super::{ExecError, Exit, ProcessId, Scope, gate};
 
 /// A process with pipes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,17 +30,27 @@ impl From<tokio::process::Child> for RunningChild {
 }
 
 impl RunningChild {
-    pub(super) fn start(piped: &Piped, systemd: bool) -> Result<Self, ExecError> {
-        let mut command = match &piped.scope {
-            Some(scope) if systemd => process(&in_scope(scope, &piped.argv)),
-            _ => process(&piped.argv),
+    pub(super) async fn start(piped: &Piped, systemd: bool) -> Result<Self, ExecError> {
+        let scope = piped.scope.as_ref().filter(|_| systemd);
+        let mut command = match scope {
+            Some(_) => process(&gate::closed(&piped.argv, piped.stdin)),
+            None => process(&piped.argv),
         };
         command.env("PATH", PATH).env("LC_ALL", "C").current_dir("/");
-        command.stdin(if piped.stdin { Stdio::piped() } else { Stdio::null() });
+        let writes = piped.stdin || scope.is_some();
+        command.stdin(if writes { Stdio::piped() } else { Stdio::null() });
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.process_group(0).kill_on_drop(true);
         let program = piped.argv.first().cloned().unwrap_or_default();
-        command.spawn().map(Self).map_err(|source| ExecError::Start { program, source })
+        let failed = |source| ExecError::Start { program: program.clone(), source };
+        let mut child = command.spawn().map_err(failed)?;
+        if let Some(scope) = scope {
+            gate::open(&mut child, scope, &program).await?;
+        }
+        if !piped.stdin {
+            child.stdin = None;
+        }
+        Ok(Self(child))
     }
 
     /// The process itself; `None`: it has ended.

@@ -119,6 +119,14 @@ pub fn cmdline(pid: u32) -> io::Result<Option<Vec<String>>> {
     }))
 }
 
+/// The control groups of a process, a line each; `None` when there is no such process.
+///
+/// # Errors
+/// The file could not be read.
+pub fn cgroups(pid: u32) -> io::Result<Option<String>> {
+    gone_is_none(fs::read_to_string(format!("/proc/{pid}/cgroup")))
+}
+
 /// A variable in the environment that a process was started with; `None` also when there is no such
 /// process.
 ///

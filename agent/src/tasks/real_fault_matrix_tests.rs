@@ -21,6 +21,7 @@ use super::machine_tests::{create_params, engine, params, submission};
 use super::{Engine, Params};
 use crate::host::{
     Command, Detached, Exec, ExecError, Output, Piped, RunningChild, Spawned, SystemExec,
+    UnitProperty,
 };
 
 /// Time of a task whose program hangs; those that are well take a fraction of it.
@@ -73,6 +74,10 @@ impl Exec for FaultyExec {
 
     async fn spawn_piped(&self, piped: &Piped) -> Result<RunningChild, ExecError> {
         self.programs.spawn_piped(piped).await
+    }
+
+    async fn change_unit(&self, unit: &str, properties: &[UnitProperty]) -> Result<(), ExecError> {
+        self.programs.change_unit(unit, properties).await
     }
 
     fn supervisor(&self) -> &'static str {

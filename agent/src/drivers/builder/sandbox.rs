@@ -16,7 +16,9 @@ use tokio::io::AsyncWriteExt as _;
 use super::{BWRAP, BuilderConfig};
 use crate::drivers::DriverError;
 use crate::drivers::compute::qemu::{Limiter, Limits};
-use crate::host::{Exit, Piped, ProcessId, RunningChild, Scope, SharedExec};
+use crate::host::{
+    Exit, Piped, ProcessId, RunningChild, Scope, SharedExec, UnitProperty, UnitValue,
+};
 
 /// The folder of the build as its programs see it.
 pub(super) const HOME: &str = "/build";
@@ -188,7 +190,8 @@ impl Sandbox {
         let unit = format!("{}-{}-{number}.scope", self.groups.prefix, self.groups.name);
         let mut properties = limiter.properties(&self.limits);
         // Else it would be the command, with all that a client wants built.
-        properties.push("Description=build of an image of containers".to_owned());
+        let description = UnitValue::Text("build of an image of containers".to_owned());
+        properties.push(UnitProperty { name: "Description", value: description });
         Scope { unit, slice: format!("{}-vms.slice", self.groups.prefix), properties }
     }
 

@@ -26,7 +26,7 @@ use crate::drivers::cluster::Cluster;
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::host::{
     Command, Detached, Exec, ExecError, Output, Piped, RunningChild, SharedExec, Spawned,
-    SystemExec,
+    SystemExec, UnitProperty,
 };
 
 pub(super) const IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
@@ -276,6 +276,10 @@ impl Exec for Stalled {
 
     async fn spawn_piped(&self, _: &Piped) -> Result<RunningChild, ExecError> {
         unreachable!("no image needs a process that is talked to")
+    }
+
+    async fn change_unit(&self, _: &str, _: &[UnitProperty]) -> Result<(), ExecError> {
+        unreachable!("no image has a unit")
     }
 
     fn supervisor(&self) -> &'static str {

@@ -25,7 +25,7 @@ use crate::drivers::compute::{ContainerRoot, Observed, Resources, RunningGuest, 
 use crate::drivers::images::RuntimeConfig;
 use crate::drivers::network::Backend;
 use crate::host::idmap::IdRange;
-use crate::host::{Detached, Exit, Hierarchy, Scope, SharedExec};
+use crate::host::{Detached, Exit, Hierarchy, Scope, SharedExec, UnitProperty, UnitValue};
 use crate::vm_record::VmRecord;
 
 /// Longest wait for a container to run: a busy host starts many at once.
@@ -328,8 +328,11 @@ impl Containers {
         let prefix = &self.config.prefix;
         let properties = vec![
             // Else systemd would end containers before they were asked to stop.
-            "DefaultDependencies=no".to_owned(),
-            format!("Before={prefix}-guests-shutdown.service"),
+            UnitProperty { name: "DefaultDependencies", value: UnitValue::Flag(false) },
+            UnitProperty {
+                name: "Before",
+                value: UnitValue::Units(vec![format!("{prefix}-guests-shutdown.service")]),
+            },
         ];
         let unit = format!("{prefix}-monitor-{vm}.scope");
         Scope { unit, slice: format!("{prefix}-vms.slice"), properties }

@@ -30,7 +30,7 @@ use crate::drivers::DriverError;
 use crate::drivers::compute::{
     Activity, Live, Observed, Resources, RunningGuest, nocloud, not_running,
 };
-use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec, procfs};
+use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec, UnitProperty, UnitValue, procfs};
 use crate::vm_record::VmRecord;
 
 /// Longest wait for the control socket of a new process: a busy host starts many at once.
@@ -346,8 +346,11 @@ impl Guests {
         let prefix = &self.config.prefix;
         let mut properties = vec![
             // Else systemd would end guests before they were asked to shut down.
-            "DefaultDependencies=no".to_owned(),
-            format!("Before={prefix}-guests-shutdown.service"),
+            UnitProperty { name: "DefaultDependencies", value: UnitValue::Flag(false) },
+            UnitProperty {
+                name: "Before",
+                value: UnitValue::Units(vec![format!("{prefix}-guests-shutdown.service")]),
+            },
         ];
         properties.extend(self.rules.limiter.properties(limits));
         Scope { unit: self.unit(vm), slice: format!("{prefix}-vms.slice"), properties }

@@ -7,14 +7,12 @@
 
 use std::io;
 use std::path::Path;
-use std::time::Duration;
 
 use muster_shared::ids::VmUuid;
-use tokio_util::sync::CancellationToken;
 
 use super::cgroup::{Controller, Tree};
 use crate::drivers::DriverError;
-use crate::host::{Command, Exec, ProcessId};
+use crate::host::{Exec, ProcessId, UnitProperty, UnitValue};
 use crate::vm_record::VmRecord;
 
 /// Memory that QEMU itself needs beside its guest's, at the least. A record may want less of it, and
@@ -29,8 +27,8 @@ const DEFAULT_THREADS: u64 = 2000;
 /// The kernel's limits of a weight.
 const WEIGHTS: (u64, u64) = (1, 10_000);
 const MIB: u64 = 1024 * 1024;
-/// Longest run of `systemctl`.
-const SYSTEMCTL_TIMEOUT: Duration = Duration::from_secs(10);
+/// systemd counts a quota in microseconds of each second.
+const US_PER_PERCENT: u64 = 10_000;
 
 /// Of one guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,16 +70,17 @@ impl Limits {
     }
 
     /// As properties of a systemd unit, all of them each time, so that a change also takes away.
-    fn properties(&self) -> Vec<String> {
-        let cpu = self.cpu_percent.map(|percent| format!("{percent}%")).unwrap_or_default();
+    fn properties(&self) -> Vec<UnitProperty> {
+        let cpu = self.cpu_percent.map(|percent| percent.saturating_mul(US_PER_PERCENT));
+        let cpu = cpu.map_or(UnitValue::Infinity, UnitValue::Number);
         vec![
-            format!("MemoryMax={}", self.memory_bytes),
-            format!("MemoryHigh={}", self.memory_high_bytes()),
-            format!("MemorySwapMax={}", self.swap_bytes),
-            format!("CPUQuota={cpu}"),
-            format!("CPUWeight={}", self.cpu_weight),
-            format!("IOWeight={}", self.io_weight),
-            format!("TasksMax={}", self.tasks),
+            UnitProperty::number("MemoryMax", self.memory_bytes),
+            UnitProperty::number("MemoryHigh", self.memory_high_bytes()),
+            UnitProperty::number("MemorySwapMax", self.swap_bytes),
+            UnitProperty { name: "CPUQuotaPerSecUSec", value: cpu },
+            UnitProperty::number("CPUWeight", self.cpu_weight),
+            UnitProperty::number("IOWeight", self.io_weight),
+            UnitProperty::number("TasksMax", self.tasks),
         ]
     }
 }
@@ -141,12 +140,9 @@ impl Limiter {
     }
 
     /// What a guest's scope is made with.
-    pub(in crate::drivers) fn properties(&self, limits: &Limits) -> Vec<String> {
+    pub(in crate::drivers) fn properties(&self, limits: &Limits) -> Vec<UnitProperty> {
         match self.enforcer {
-            // "" means no quota, which a new scope has anyway and would take for an error.
-            Enforcer::Scopes => {
-                limits.properties().into_iter().filter(|it| !it.ends_with('=')).collect()
-            }
+            Enforcer::Scopes => limits.properties(),
             Enforcer::Cgroups(_) | Enforcer::Nobody => Vec::new(),
         }
     }
@@ -184,13 +180,8 @@ impl Limiter {
                 .set(&vm.to_string(), limits)
                 .map_err(|error| DriverError::failed(what(), error)),
             Enforcer::Scopes => {
-                // For a transient unit "runtime" is where all of it is kept, until it ends.
-                let words = ["systemctl", "set-property", "--runtime", unit].map(str::to_owned);
-                let argv = words.into_iter().chain(limits.properties());
-                let command = Command::new(argv, SYSTEMCTL_TIMEOUT);
-                let output = exec.run(&command, &CancellationToken::new()).await;
-                let output = output.and_then(|output| output.checked("systemctl"));
-                output.map(drop).map_err(|error| DriverError::failed(what(), error))
+                let changed = exec.change_unit(unit, &limits.properties()).await;
+                changed.map_err(|error| DriverError::failed(what(), error))
             }
         }
     }
@@ -270,19 +261,21 @@ mod tests {
         assert!(limiter.degraded[0].contains("can't be checked"), "{limiter:?}");
         let mut limits = Limits::of(&vm(json!({ "ram": 64 })), 64);
         let made = limiter.properties(&limits);
-        assert!(made.contains(&"MemoryMax=335544320".to_owned()), "{made:?}");
-        assert!(!made.iter().any(|it| it.starts_with("CPUQuota")), "{made:?}");
+        let of = |made: &[UnitProperty]| made.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(of(&made).contains(&"MemoryMax=335544320".to_owned()), "{made:?}");
+        assert!(of(&made).contains(&"CPUQuotaPerSecUSec=infinity".to_owned()), "{made:?}");
         limits.cpu_percent = Some(50);
-        assert!(limiter.properties(&limits).contains(&"CPUQuota=50%".to_owned()));
+        let made = limiter.properties(&limits);
+        assert!(of(&made).contains(&"CPUQuotaPerSecUSec=500000".to_owned()), "{made:?}");
 
         let exec = FakeExec::default();
-        exec.prints(&["systemctl"], "");
         limits.cpu_percent = None;
         let vm = record(0xabc).uuid;
         limiter.change(vm, "x.scope", &limits, &exec).await.unwrap();
         let call = exec.calls()[0].join(" ");
-        assert!(call.starts_with("systemctl set-property --runtime x.scope MemoryMax="), "{call}");
-        assert!(call.contains(" CPUQuota= "), "an old quota is taken away: {call}");
+        assert!(call.starts_with("change x.scope MemoryMax="), "{call}");
+        let none = " CPUQuotaPerSecUSec=infinity ";
+        assert!(call.contains(none), "an old quota is taken away: {call}");
     }
 
     #[test]

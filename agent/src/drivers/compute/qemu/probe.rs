@@ -362,7 +362,9 @@ mod tests {
     use muster_shared::clock::{SystemClock, TokioClock};
 
     use super::*;
-    use crate::host::{Detached, Exec, Exit, FakeExec, Output, Piped, RunningChild, Spawned};
+    use crate::host::{
+        Detached, Exec, Exit, FakeExec, Output, Piped, RunningChild, Spawned, UnitProperty,
+    };
 
     const QEMU: &str = "qemu-system-x86_64";
 
@@ -445,6 +447,14 @@ mod tests {
 
         async fn spawn_piped(&self, piped: &Piped) -> Result<RunningChild, ExecError> {
             self.exec.spawn_piped(piped).await
+        }
+
+        async fn change_unit(
+            &self,
+            unit: &str,
+            properties: &[UnitProperty],
+        ) -> Result<(), ExecError> {
+            self.exec.change_unit(unit, properties).await
         }
 
         fn supervisor(&self) -> &'static str {

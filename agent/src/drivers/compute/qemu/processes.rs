@@ -38,7 +38,7 @@ impl Search {
             let Some(vm) = procfs::cmdline(pid)?.and_then(|argv| self.guest(&argv)) else {
                 continue;
             };
-            // `systemd-run` has the same arguments until it has become the hypervisor, so it is
+            // A closed gate has the same arguments until it has become the hypervisor, so it is
             // found as well. Anybody may name our pid file: only the owner makes it ours.
             let owner = procfs::status(pid)?.map(|status| status.uid);
             if owner.is_some_and(|owner| owner != self.uid && !isolation::is_guest(owner)) {
