@@ -33,6 +33,7 @@ const PRINTED: &str = "echo $(((to - from) / 1000)) $((idle_to - idle_from))";
 /// How long it takes until QEMU's CPUs run on a new disk.
 const BARE: &str = "set -eu
 BEGUN
+CLIENT
 MAKE
 qemu-system-x86_64 -nodefaults -no-user-config -display none -M q35 -accel tcg -m 64 \
     -drive DRIVE,if=virtio -daemonize -pidfile /run/bare.pid
@@ -42,6 +43,9 @@ kill -KILL $pid
 while [ -e /proc/$pid ]; do sleep 0.1; done
 REMOVE
 PRINTED";
+/// What curl takes by itself is in what it takes to ask for a create: here it asks for next to nothing.
+const CLIENT: &str =
+    "curl -sS --fail-with-body --unix-socket /run/muster/agent.sock http://agent/ping >/run/pong";
 /// The disk as a clone: there when its device is.
 const CLONE: Bare = Bare {
     make: "zfs clone zones/IMAGE@final zones/bare
@@ -81,6 +85,13 @@ struct Bare {
     remove: &'static str,
 }
 
+impl Bare {
+    fn script(&self, client: &str) -> String {
+        let script = BARE.replace("CLIENT", client).replace("MAKE", self.make);
+        script.replace("DRIVE", self.drive).replace("REMOVE", self.remove)
+    }
+}
+
 pub(super) async fn run() {
     if !System::is_there() {
         println!("SKIPPED: zfs: there is no machine with OpenZFS, run `make bench-zfs`");
@@ -110,8 +121,7 @@ pub(super) async fn run() {
 
 /// How long QEMU takes to start on an empty file, there or here.
 async fn starts(node: Option<&Node>) -> Took {
-    let script = BARE.replace("MAKE", EMPTY.make).replace("DRIVE", EMPTY.drive);
-    let script = script.replace("REMOVE", EMPTY.remove);
+    let script = EMPTY.script("");
     let mut took = Vec::new();
     for _ in 0..STARTS {
         took.push(match node {
@@ -162,8 +172,7 @@ impl Times {
 
 async fn creates(node: &Node, image: &Value, bare: &Bare) -> Times {
     let uuid = image["uuid"].as_str().expect("a uuid");
-    let script_of = BARE.replace("MAKE", bare.make).replace("DRIVE", bare.drive);
-    let alone_script = script_of.replace("REMOVE", bare.remove).replace("IMAGE", uuid);
+    let alone_script = bare.script(CLIENT).replace("IMAGE", uuid);
     let (mut created, mut alone) = (Vec::new(), Vec::new());
     for number in 0..=CREATES {
         let took = create(node, image).await;
