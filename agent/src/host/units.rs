@@ -14,7 +14,7 @@ const MANAGER_PATH: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
 /// Longest wait for a unit; a host that needs longer is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Before the second look whether a process is in its scope; each later one is twice as long.
+/// Before the second look whether a process is in its scope; each later one is an eighth longer.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
@@ -120,7 +120,7 @@ pub(super) async fn make_scope(scope: &Scope, pid: u32) -> Result<(), UnitError>
         let mut pause = FIRST_PAUSE;
         while !procfs::cgroups(pid)?.ok_or(UnitError::Ended)?.contains(&scope.unit) {
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 9 / 8).min(LONGEST_PAUSE);
         }
         Ok(())
     })

@@ -22,7 +22,8 @@ const FOLDER: &str = "/dev/zvol";
 const ZVOL_ID: [&str; 2] = ["/lib/udev/zvol_id", "/usr/lib/udev/zvol_id"];
 /// From the volume to its device and name; a host that needs longer is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Before the second look at a device that is not there yet; each later one is twice as long.
+/// Before the second look at a device that is not there yet; each later one is an eighth longer: a
+/// create waits for it, and udev takes some tens of milliseconds.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// To read which volume a device is.
@@ -124,7 +125,7 @@ impl Devices for HostDevices {
             let mut pause = FIRST_PAUSE;
             while !self.is_volume(&path, volume).await? {
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 9 / 8).min(LONGEST_PAUSE);
             }
             Ok(())
         };
