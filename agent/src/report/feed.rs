@@ -46,7 +46,7 @@ pub enum PoolAge {
 /// Looks at the node.
 #[async_trait]
 pub trait Feed: fmt::Debug + Send + Sync + 'static {
-    /// A fresh sample.
+    /// A fresh sample, with figures of pools as new as wanted.
     ///
     /// # Errors
     /// VMs or memory could not be read; nothing is sent then.

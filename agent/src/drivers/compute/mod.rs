@@ -44,6 +44,7 @@ use crate::drivers::images::RuntimeConfig;
 use crate::drivers::network::Attached;
 use crate::drivers::storage::{Disk, Variables};
 use crate::host::idmap::IdRange;
+use crate::host::{UnitProperty, UnitValue};
 use crate::vm_record::VmRecord;
 
 /// What a VM's process is started with, beside its record.
@@ -330,6 +331,15 @@ pub const LIMITED_BY: [&str; 8] = [
     "update_disks",
     "zfs_io_priority",
 ];
+
+/// For the scope of a guest: else systemd would end it before it was asked to shut down.
+fn leaves_before_shutdown(prefix: &str) -> Vec<UnitProperty> {
+    let before = vec![format!("{prefix}-guests-shutdown.service")];
+    vec![
+        UnitProperty { name: "DefaultDependencies", value: UnitValue::Flag(false) },
+        UnitProperty { name: "Before", value: UnitValue::Units(before) },
+    ]
+}
 
 /// `VmNotRunning`.
 #[must_use]

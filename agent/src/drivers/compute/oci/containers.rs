@@ -21,11 +21,13 @@ use super::runtime::{self, Prober, Runtime, Verdict};
 use super::table::{COMMAND, Container, START_TASK, Table};
 use super::{OciConfig, users};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{ContainerRoot, Observed, Resources, RunningGuest, not_running};
+use crate::drivers::compute::{
+    ContainerRoot, Observed, Resources, RunningGuest, leaves_before_shutdown, not_running,
+};
 use crate::drivers::images::RuntimeConfig;
 use crate::drivers::network::Backend;
 use crate::host::idmap::IdRange;
-use crate::host::{Detached, Exit, Hierarchy, Scope, SharedExec, UnitProperty, UnitValue};
+use crate::host::{Detached, Exit, Hierarchy, Scope, SharedExec};
 use crate::vm_record::VmRecord;
 
 /// Longest wait for a container to run: a busy host starts many at once.
@@ -326,14 +328,7 @@ impl Containers {
     /// The monitor's own; the container has another one beside it, with its limits.
     fn scope(&self, vm: VmUuid) -> Scope {
         let prefix = &self.config.prefix;
-        let properties = vec![
-            // Else systemd would end containers before they were asked to stop.
-            UnitProperty { name: "DefaultDependencies", value: UnitValue::Flag(false) },
-            UnitProperty {
-                name: "Before",
-                value: UnitValue::Units(vec![format!("{prefix}-guests-shutdown.service")]),
-            },
-        ];
+        let properties = leaves_before_shutdown(prefix);
         let unit = format!("{prefix}-monitor-{vm}.scope");
         Scope { unit, slice: format!("{prefix}-vms.slice"), properties }
     }

@@ -28,9 +28,9 @@ use super::table::{Follower, GuestTable, TableConfig};
 use super::{QemuConfig, argv, link, logs, talk_failed, throttle, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{
-    Activity, Live, Observed, Resources, RunningGuest, nocloud, not_running,
+    Activity, Live, Observed, Resources, RunningGuest, leaves_before_shutdown, nocloud, not_running,
 };
-use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec, UnitProperty, UnitValue, procfs};
+use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec, procfs};
 use crate::vm_record::VmRecord;
 
 /// Longest wait for the control socket of a new process: a busy host starts many at once.
@@ -344,14 +344,7 @@ impl Guests {
 
     fn scope(&self, vm: VmUuid, limits: &Limits) -> Scope {
         let prefix = &self.config.prefix;
-        let mut properties = vec![
-            // Else systemd would end guests before they were asked to shut down.
-            UnitProperty { name: "DefaultDependencies", value: UnitValue::Flag(false) },
-            UnitProperty {
-                name: "Before",
-                value: UnitValue::Units(vec![format!("{prefix}-guests-shutdown.service")]),
-            },
-        ];
+        let mut properties = leaves_before_shutdown(prefix);
         properties.extend(self.rules.limiter.properties(limits));
         Scope { unit: self.unit(vm), slice: format!("{prefix}-vms.slice"), properties }
     }
