@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::units::{self, Scope, UnitError, UnitProperty};
+use super::units::{Scope, Systemd, UnitError, UnitProperty};
 use super::{Piped, ProcessId, RunningChild, gate, syscalls};
 
 /// Output kept of each stream unless a command says otherwise.
@@ -238,14 +238,15 @@ pub type SharedExec = Arc<dyn Exec>;
 /// The machine's processes.
 #[derive(Debug)]
 pub struct SystemExec {
-    systemd: bool,
+    /// `None`: it is not PID 1 here.
+    systemd: Option<Systemd>,
 }
 
 impl SystemExec {
     /// Looks whether systemd is PID 1.
     #[must_use]
     pub fn new() -> Self {
-        Self { systemd: Path::new("/run/systemd/system").is_dir() }
+        Self { systemd: Path::new("/run/systemd/system").is_dir().then(Systemd::default) }
     }
 }
 
@@ -301,8 +302,8 @@ impl Exec for SystemExec {
     }
 
     async fn spawn_detached(&self, detached: &Detached) -> Result<Spawned, ExecError> {
-        let scope = detached.scope.as_ref().filter(|_| self.systemd);
-        let argv = match scope {
+        let place = self.systemd.as_ref().zip(detached.scope.as_ref());
+        let argv = match place {
             Some(_) => gate::closed(&detached.argv, false),
             None => detached.argv.clone(),
         };
@@ -316,7 +317,7 @@ impl Exec for SystemExec {
         let mut process = process(&argv);
         process.env("PATH", PATH).env("LC_ALL", "C").current_dir("/");
         process.envs(detached.env.iter().map(|(name, value)| (name, value)));
-        process.stdin(if scope.is_some() { Stdio::piped() } else { Stdio::null() });
+        process.stdin(if place.is_some() { Stdio::piped() } else { Stdio::null() });
         process.stdout(log.try_clone().map_err(failed)?).stderr(log);
         syscalls::detach(&mut process);
         let mut child = process.spawn().map_err(failed)?;
@@ -324,8 +325,8 @@ impl Exec for SystemExec {
         let pid = child.id().ok_or_else(|| failed(gone()))?;
         // Not yet waited for, so the pid can't be anybody else's.
         let stat = super::procfs::stat(pid).map_err(failed)?.ok_or_else(|| failed(gone()))?;
-        if let Some(scope) = scope {
-            gate::open(&mut child, scope, &program).await?;
+        if let Some((systemd, scope)) = place {
+            gate::open(systemd, &mut child, scope, &program).await?;
             child.stdin = None;
         }
         let (ended, exit) = watch::channel(None);
@@ -338,17 +339,20 @@ impl Exec for SystemExec {
     }
 
     async fn spawn_piped(&self, piped: &Piped) -> Result<RunningChild, ExecError> {
-        RunningChild::start(piped, self.systemd).await
+        RunningChild::start(piped, self.systemd.as_ref()).await
     }
 
     async fn change_unit(&self, unit: &str, properties: &[UnitProperty]) -> Result<(), ExecError> {
-        let changed = units::change(unit, properties).await;
+        let changed = match &self.systemd {
+            Some(systemd) => systemd.change(unit, properties).await,
+            None => Err(UnitError::Absent),
+        };
         changed
             .map_err(|source| ExecError::Unit { unit: unit.to_owned(), source: Box::new(source) })
     }
 
     fn supervisor(&self) -> &'static str {
-        if self.systemd { "systemd" } else { "direct" }
+        if self.systemd.is_some() { "systemd" } else { "direct" }
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::Child;
 
 use super::ExecError;
-use super::units::{self, Scope};
+use super::units::{Scope, Systemd};
 
 /// Becomes the program once it has read a line. When the agent ends before, so does it.
 const SHELL: &str = "read -r open && exec \"$@\"";
@@ -24,8 +24,13 @@ pub(super) fn closed(argv: &[String], reads: bool) -> Vec<String> {
 }
 
 /// Makes a process's scope and has it become its program. After an error it is gone.
-pub(super) async fn open(child: &mut Child, scope: &Scope, program: &str) -> Result<(), ExecError> {
-    let opened = try_open(child, scope, program).await;
+pub(super) async fn open(
+    systemd: &Systemd,
+    child: &mut Child,
+    scope: &Scope,
+    program: &str,
+) -> Result<(), ExecError> {
+    let opened = try_open(systemd, child, scope, program).await;
     if opened.is_err()
         && let Err(error) = child.kill().await
     {
@@ -34,11 +39,16 @@ pub(super) async fn open(child: &mut Child, scope: &Scope, program: &str) -> Res
     opened
 }
 
-async fn try_open(child: &mut Child, scope: &Scope, program: &str) -> Result<(), ExecError> {
+async fn try_open(
+    systemd: &Systemd,
+    child: &mut Child,
+    scope: &Scope,
+    program: &str,
+) -> Result<(), ExecError> {
     let failed = |source| ExecError::Start { program: program.to_owned(), source };
     let ended = || failed(io::Error::new(io::ErrorKind::NotFound, "it ended at once"));
     let pid = child.id().ok_or_else(ended)?;
-    let made = units::make_scope(scope, pid).await;
+    let made = systemd.make_scope(scope, pid).await;
     made.map_err(|source| ExecError::Unit { unit: scope.unit.clone(), source: Box::new(source) })?;
     let gate = child.stdin.as_mut().ok_or_else(ended)?;
     gate.write_all(b"\n").await.map_err(failed)

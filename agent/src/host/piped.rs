@@ -6,6 +6,7 @@ use std::process::Stdio;
 use tokio::process::{ChildStderr, ChildStdin, ChildStdout};
 
 use super::exec::{PATH, process};
+use super::units::Systemd;
 use super::{ExecError, Exit, ProcessId, Scope, gate};
 
 /// A process with pipes.
@@ -30,22 +31,22 @@ impl From<tokio::process::Child> for RunningChild {
 }
 
 impl RunningChild {
-    pub(super) async fn start(piped: &Piped, systemd: bool) -> Result<Self, ExecError> {
-        let scope = piped.scope.as_ref().filter(|_| systemd);
-        let mut command = match scope {
+    pub(super) async fn start(piped: &Piped, systemd: Option<&Systemd>) -> Result<Self, ExecError> {
+        let place = systemd.zip(piped.scope.as_ref());
+        let mut command = match place {
             Some(_) => process(&gate::closed(&piped.argv, piped.stdin)),
             None => process(&piped.argv),
         };
         command.env("PATH", PATH).env("LC_ALL", "C").current_dir("/");
-        let writes = piped.stdin || scope.is_some();
+        let writes = piped.stdin || place.is_some();
         command.stdin(if writes { Stdio::piped() } else { Stdio::null() });
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.process_group(0).kill_on_drop(true);
         let program = piped.argv.first().cloned().unwrap_or_default();
         let failed = |source| ExecError::Start { program: program.clone(), source };
         let mut child = command.spawn().map_err(failed)?;
-        if let Some(scope) = scope {
-            gate::open(&mut child, scope, &program).await?;
+        if let Some((systemd, scope)) = place {
+            gate::open(systemd, &mut child, scope, &program).await?;
         }
         if !piped.stdin {
             child.stdin = None;

@@ -4,6 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
+use tokio::sync::Mutex;
+use zbus::Connection;
 use zbus::zvariant::{DynamicType, Value};
 
 use super::procfs;
@@ -90,6 +92,9 @@ impl fmt::Display for UnitProperty {
 /// systemd did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum UnitError {
+    /// This host has none.
+    #[error("systemd is not PID 1 here")]
+    Absent,
     /// It can't be talked to, or has refused.
     #[error("ask systemd over the system's bus")]
     Bus(#[from] zbus::Error),
@@ -104,41 +109,64 @@ pub enum UnitError {
     Silent,
 }
 
-/// Makes a scope around a process; returns once the process is in it. systemd answers before that, and
-/// would tell of the end on the bus, with all that happens to any other unit.
-pub(super) async fn make_scope(scope: &Scope, pid: u32) -> Result<(), UnitError> {
-    patiently(async {
-        let mut properties = vec![
-            ("PIDs", Value::new(vec![pid])),
-            ("Slice", Value::new(scope.slice.as_str())),
-            // One that has failed is gone as well.
-            ("CollectMode", Value::new("inactive-or-failed")),
-        ];
-        properties.extend(scope.properties.iter().map(UnitProperty::sent));
-        let others: Vec<(&str, Vec<(&str, Value<'_>)>)> = Vec::new();
-        ask("StartTransientUnit", &(scope.unit.as_str(), "fail", properties, others)).await?;
-        let mut pause = FIRST_PAUSE;
-        while !procfs::cgroups(pid)?.ok_or(UnitError::Ended)?.contains(&scope.unit) {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 9 / 8).min(LONGEST_PAUSE);
+/// systemd, with a connection to its bus that is kept: each new one is news to everybody there.
+#[derive(Debug, Default)]
+pub(super) struct Systemd(Mutex<Option<Connection>>);
+
+impl Systemd {
+    /// Makes a scope around a process; returns once the process is in it. systemd answers before that,
+    /// and would tell of the end on the bus, with all that happens to any other unit.
+    pub(super) async fn make_scope(&self, scope: &Scope, pid: u32) -> Result<(), UnitError> {
+        patiently(async {
+            let mut properties = vec![
+                ("PIDs", Value::new(vec![pid])),
+                ("Slice", Value::new(scope.slice.as_str())),
+                // One that has failed is gone as well.
+                ("CollectMode", Value::new("inactive-or-failed")),
+            ];
+            properties.extend(scope.properties.iter().map(UnitProperty::sent));
+            let others: Vec<(&str, Vec<(&str, Value<'_>)>)> = Vec::new();
+            let arguments = (scope.unit.as_str(), "fail", properties, others);
+            self.ask("StartTransientUnit", &arguments).await?;
+            let mut pause = FIRST_PAUSE;
+            while !procfs::cgroups(pid)?.ok_or(UnitError::Ended)?.contains(&scope.unit) {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 9 / 8).min(LONGEST_PAUSE);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Changes properties of a unit for as long as it is there.
+    pub(super) async fn change(
+        &self,
+        unit: &str,
+        properties: &[UnitProperty],
+    ) -> Result<(), UnitError> {
+        let properties: Vec<_> = properties.iter().map(UnitProperty::sent).collect();
+        // For a transient unit "runtime" is where all of it is kept, until it ends.
+        let arguments = (unit, true, properties);
+        patiently(async { Ok(self.ask("SetUnitProperties", &arguments).await?) }).await
+    }
+
+    async fn ask(
+        &self,
+        method: &str,
+        arguments: &(impl Serialize + DynamicType),
+    ) -> zbus::Result<()> {
+        let bus = self.bus().await?;
+        let (to, interface) = (Some(SYSTEMD), Some(MANAGER));
+        bus.call_method(to, MANAGER_PATH, interface, method, arguments).await.map(drop)
+    }
+
+    async fn bus(&self) -> zbus::Result<Connection> {
+        let mut kept = self.0.lock().await;
+        if let Some(bus) = kept.as_ref().filter(|bus| !bus.is_closed()) {
+            return Ok(bus.clone());
         }
-        Ok(())
-    })
-    .await
-}
-
-/// Changes properties of a unit for as long as it is there.
-pub(super) async fn change(unit: &str, properties: &[UnitProperty]) -> Result<(), UnitError> {
-    let properties: Vec<_> = properties.iter().map(UnitProperty::sent).collect();
-    // For a transient unit "runtime" is where all of it is kept, until it ends.
-    let is_runtime = true;
-    patiently(async { Ok(ask("SetUnitProperties", &(unit, is_runtime, properties)).await?) }).await
-}
-
-async fn ask(method: &str, arguments: &(impl Serialize + DynamicType)) -> zbus::Result<()> {
-    let bus = zbus::Connection::system().await?;
-    let (to, interface) = (Some(SYSTEMD), Some(MANAGER));
-    bus.call_method(to, MANAGER_PATH, interface, method, arguments).await.map(drop)
+        Ok(kept.insert(Connection::system().await?).clone())
+    }
 }
 
 async fn patiently(asked: impl Future<Output = Result<(), UnitError>>) -> Result<(), UnitError> {
