@@ -74,6 +74,7 @@ pub(super) async fn follow(
         };
         control.send_if_modified(|control| {
             let lost = control.qmp.take().is_some();
+            control.memory_bytes = None;
             let reason = Some(Arc::from(format!("not controlled: {error}")));
             let news = control.reason != reason;
             control.reason = reason;
@@ -124,11 +125,17 @@ async fn session(
 ) {
     let qmp = Arc::new(qmp);
     let mut cause = None;
+    // Its events tell of the guest's memory from here on.
+    let mut knows_memory = false;
     loop {
         // One question at a time; what happens meanwhile makes the next one.
         let mut again = false;
+        let asks_memory = !knows_memory;
         let mut status = Box::pin(async {
-            let memory_bytes = balloon::actual(&qmp).await?;
+            let memory_bytes = match asks_memory {
+                true => Some(balloon::actual(&qmp).await?),
+                false => None,
+            };
             Ok::<_, QmpError>((qmp.execute::<qmp::QueryStatus>().await?, memory_bytes))
         });
         let answer = loop {
@@ -144,10 +151,13 @@ async fn session(
         match answer {
             Ok((status, memory_bytes)) => {
                 publish(&qmp, &status, cause.as_deref(), control);
-                control.send_if_modified(|control| {
-                    let before = std::mem::replace(&mut control.memory_bytes, memory_bytes);
-                    before != memory_bytes
-                });
+                if let Some(memory_bytes) = memory_bytes {
+                    knows_memory = true;
+                    // An event that came after this answer knows better.
+                    control.send_modify(|control| {
+                        control.memory_bytes = control.memory_bytes.or(memory_bytes);
+                    });
+                }
             }
             Err(error) => {
                 tracing::debug!(error = %Chain(&error), "the hypervisor tells no status");

@@ -144,14 +144,25 @@ impl Drop for Events {
     }
 }
 
+/// A command as it is sent. What has no arguments says so by leaving them out: a hypervisor reads its
+/// commands byte by byte, with several system calls for each.
+fn line_of<C: qapi::Command>(command: C) -> serde_json::Result<Vec<u8>> {
+    let mut message = serde_json::to_value(qapi::Execute::<C>::with_command(command))?;
+    if let Some(message) = message.as_object_mut() {
+        message.retain(|_, value| value.as_object().is_none_or(|arguments| !arguments.is_empty()));
+    }
+    let mut line = serde_json::to_vec(&message)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
 /// Sends a command, and a descriptor with its first bytes.
 async fn write<C: qapi::Command>(
     writer: &mut OwnedWriteHalf,
     fd: Option<OwnedFd>,
     command: C,
 ) -> io::Result<()> {
-    let mut line = serde_json::to_vec(&qapi::Execute::<C>::with_command(command))?;
-    line.push(b'\n');
+    let line = line_of(command)?;
     let mut rest = line.as_slice();
     if let Some(fd) = fd {
         let stream: &UnixStream = writer.as_ref();
