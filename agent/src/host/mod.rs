@@ -24,6 +24,7 @@ mod tap;
 pub mod threads;
 mod units;
 mod wired;
+pub mod zvol;
 
 pub use cgroups::{
     BlockCounter, Blocks, Cgroups, CpuCounters, GuestCounters, Hierarchy, LinkCounters,

@@ -1,8 +1,8 @@
 //! System calls that have no safe wrapper; the agent's only unsafe code.
 #![expect(
     unsafe_code,
-    reason = "pidfds, taps, packet sockets, mounts, memory, and calls between fork and exec, have no safe \
-              wrapper"
+    reason = "pidfds, taps, packet sockets, mounts, volumes, memory, and calls between fork and exec, have \
+              no safe wrapper"
 )]
 
 use std::io;
@@ -298,6 +298,20 @@ pub(super) fn move_mount(tree: &OwnedFd, at: &std::path::Path) -> io::Result<()>
         )
     };
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Which volume of ZFS a block device is; the kernel says `ENOTTY` of any other.
+pub(super) fn volume_of(device: &std::fs::File) -> io::Result<Vec<u8>> {
+    // Of OpenZFS's sys/fs/zfs.h: BLKZNAME, and ZFS_MAX_DATASET_NAME_LEN.
+    const NAME_BYTES: usize = 256;
+    const BLKZNAME: libc::c_ulong = nix::request_code_read!(0x12, 125, NAME_BYTES);
+    let mut name = [0_u8; NAME_BYTES];
+    // SAFETY: the kernel writes at most these bytes, as the request's code says, which outlive the call.
+    let answer = unsafe { libc::ioctl(device.as_raw_fd(), BLKZNAME, name.as_mut_ptr()) };
+    if answer < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(name.split(|byte| *byte == 0).next().unwrap_or_default().to_vec())
 }
 
 /// Gives a terminal another size.

@@ -8,18 +8,17 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::device::{Access, Device, HostDevice, SimDevice};
 use crate::drivers::storage::{lock, store_full};
 use crate::drivers::zfs::sim::SimPools;
 use crate::drivers::{DriverError, files};
-use crate::host::{Command, SharedExec};
+use crate::host::{Command, SharedExec, zvol};
 
 /// Where the names are.
 const FOLDER: &str = "/dev/zvol";
-/// Tells which volume a device is.
-const ZVOL_ID: [&str; 2] = ["/lib/udev/zvol_id", "/usr/lib/udev/zvol_id"];
 /// From the volume to its device and name; a host that needs longer is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Before the second look at a device that is not there yet; each later one is an eighth longer: a
@@ -28,6 +27,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// To read which volume a device is.
 const LOOK: Duration = Duration::from_secs(10);
+/// How many are looked at at a time: a pool that does not answer keeps a thread for each.
+const LOOKS: usize = 16;
 /// Writing a whole image; slower than this is a broken disk.
 const FILL_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -84,32 +85,35 @@ pub trait Devices: fmt::Debug + Send + Sync + 'static {
 #[derive(Debug)]
 pub struct HostDevices {
     exec: SharedExec,
+    looks: Arc<Semaphore>,
 }
 
 impl HostDevices {
-    /// Asks udev through `exec`.
+    /// They are filled through `exec`.
     #[must_use]
     pub fn new(exec: SharedExec) -> Self {
-        Self { exec }
+        Self { exec, looks: Arc::new(Semaphore::new(LOOKS)) }
     }
 
     /// Whether the device under a volume's name is that volume: a name outlives a volume that was
     /// renamed until udev hears of it.
+    #[expect(clippy::disallowed_methods, reason = "a device of a pool that hangs keeps its thread")]
     async fn is_volume(&self, path: &Path, volume: &str) -> Result<bool, DriverError> {
-        let device = match tokio::fs::canonicalize(path).await {
-            Ok(device) => device,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(files::failed("look at", path, error)),
+        let failed = |error| files::failed("look at", path, error);
+        let device = path.to_owned();
+        let look = async {
+            let place = Arc::clone(&self.looks).acquire_owned().await;
+            let look = move || {
+                let name = zvol::name(&device);
+                drop(place);
+                name
+            };
+            tokio::task::spawn_blocking(look).await.map_err(io::Error::from)?
         };
-        let Some(program) = ZVOL_ID.into_iter().find(|program| Path::new(program).exists()) else {
-            return Ok(true);
-        };
-        let argv = [program.to_owned(), device.display().to_string()];
-        let ran = self.exec.run(&Command::new(argv, LOOK), &CancellationToken::new()).await;
-        let output = ran.map_err(|error| DriverError::failed(program, error))?;
-        // A partition's name follows with a dash; a device that has gone meanwhile is no success.
-        let told = String::from_utf8_lossy(&output.stdout);
-        Ok(output.exit.success() && told.trim() == volume)
+        match tokio::time::timeout(LOOK, look).await {
+            Ok(name) => Ok(name.map_err(failed)?.is_some_and(|name| name == volume)),
+            Err(late) => Err(failed(late.into())),
+        }
     }
 }
 
