@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use super::arrival::Arrival;
 use super::device::{Access, Device, HostDevice, SimDevice};
 use crate::drivers::storage::{lock, store_full};
 use crate::drivers::zfs::sim::SimPools;
@@ -21,10 +22,6 @@ use crate::host::{Command, SharedExec, zvol};
 const FOLDER: &str = "/dev/zvol";
 /// From the volume to its device and name; a host that needs longer is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Before the second look at a device that is not there yet; each later one is an eighth longer: a
-/// create waits for it, and udev takes some tens of milliseconds.
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// To read which volume a device is.
 const LOOK: Duration = Duration::from_secs(10);
 /// How many are looked at at a time: a pool that does not answer keeps a thread for each.
@@ -126,12 +123,15 @@ impl Devices for HostDevices {
     async fn wait(&self, volume: &str) -> Result<(), DriverError> {
         let path = self.path(volume);
         let appears = async {
-            let mut pause = FIRST_PAUSE;
-            while !self.is_volume(&path, volume).await? {
-                tokio::time::sleep(pause).await;
-                pause = (pause * 9 / 8).min(LONGEST_PAUSE);
+            let mut arrival = Arrival::default();
+            loop {
+                // In this order: what comes after the look is told.
+                arrival.watch_for(&path);
+                if self.is_volume(&path, volume).await? {
+                    return Ok(());
+                }
+                arrival.news().await;
             }
-            Ok(())
         };
         match tokio::time::timeout(PATIENCE, appears).await {
             Ok(appeared) => appeared,

@@ -10,6 +10,7 @@
 //! system; below it lies
 //! what was destroyed while something had it open, until it goes.
 
+mod arrival;
 mod device;
 mod devices;
 mod disks;
