@@ -33,6 +33,8 @@ pub(super) struct Home {
     data_dir: PathBuf,
     root: PathBuf,
     open: Mutex<Option<Arc<Open>>>,
+    /// Held by whoever looks for it: one that is being made is there before it is mounted.
+    looking: tokio::sync::Mutex<()>,
     problem: Mutex<Option<String>>,
 }
 
@@ -44,6 +46,7 @@ impl Home {
             data_dir: config.data_dir.clone(),
             root: config.root.clone(),
             open: Mutex::default(),
+            looking: tokio::sync::Mutex::default(),
             problem: Mutex::default(),
         }
     }
@@ -56,10 +59,9 @@ impl Home {
     /// # Errors
     /// `DatasetNotFound`: the pool is not there, or not mounted.
     pub(super) async fn ready(&self, pool: &Pool, owner: &Owner) -> Result<Arc<Open>, DriverError> {
-        let known = self.open.lock().clone();
-        let ready = match known {
+        let ready = match self.known() {
             Some(open) => open.marker.check().await.map(|()| open),
-            None => self.find(pool, owner).await,
+            None => self.find_once(pool, owner).await,
         };
         match &ready {
             Ok(open) => {
@@ -77,6 +79,20 @@ impl Home {
             }
         }
         ready
+    }
+
+    fn known(&self) -> Option<Arc<Open>> {
+        self.open.lock().clone()
+    }
+
+    async fn find_once(&self, pool: &Pool, owner: &Owner) -> Result<Arc<Open>, DriverError> {
+        let _looking = self.looking.lock().await;
+        if let Some(open) = self.known() {
+            return open.marker.check().await.map(|()| open);
+        }
+        let found = self.find(pool, owner).await?;
+        *self.open.lock() = Some(Arc::clone(&found));
+        Ok(found)
     }
 
     async fn find(&self, pool: &Pool, owner: &Owner) -> Result<Arc<Open>, DriverError> {
