@@ -52,44 +52,33 @@ impl Arrival {
 mod tests {
     use super::*;
 
-    /// Waits as a driver does; how often it looked.
-    async fn waits_for(path: &Path) -> usize {
-        let mut arrival = Arrival::default();
-        let mut looks = 0;
-        loop {
-            arrival.watch_for(path);
-            looks += 1;
-            if path.exists() {
-                return looks;
-            }
-            arrival.news().await;
-        }
+    async fn told(arrival: &Arrival) {
+        let (_, watch) = arrival.watched.as_ref().unwrap();
+        watch.changed().await.unwrap();
     }
 
     #[tokio::test]
     async fn a_name_in_folders_that_are_made_for_it_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("zones").join("vm").join("disk0");
-        let waits = tokio::spawn({
-            let path = path.clone();
-            async move { waits_for(&path).await }
-        });
-        tokio::task::yield_now().await;
+        let mut arrival = Arrival::default();
+        arrival.watch_for(&path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        let hidden = path.with_file_name(".disk0");
-        std::os::unix::fs::symlink("/dev/null", &hidden).unwrap();
-        std::fs::rename(&hidden, &path).unwrap();
-        waits.await.unwrap();
+        told(&arrival).await;
+        let elsewhere = folder.path().join("disk0");
+        std::os::unix::fs::symlink("/dev/null", &elsewhere).unwrap();
+        arrival.watch_for(&path);
+        std::fs::rename(&elsewhere, &path).unwrap();
+        told(&arrival).await;
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn what_came_between_two_looks_is_told_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk0");
         let mut arrival = Arrival::default();
         arrival.watch_for(&path);
         std::fs::write(&path, "").unwrap();
-        let (_, watch) = arrival.watched.as_ref().unwrap();
-        watch.changed().await.unwrap();
+        told(&arrival).await;
     }
 }

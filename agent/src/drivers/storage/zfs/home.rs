@@ -64,10 +64,7 @@ impl Home {
             None => self.find_once(pool, owner).await,
         };
         match &ready {
-            Ok(open) => {
-                *self.problem.lock() = None;
-                *self.open.lock() = Some(Arc::clone(open));
-            }
+            Ok(_) => *self.problem.lock() = None,
             Err(error) => {
                 // Looked for again: it may be mounted elsewhere then.
                 *self.open.lock() = None;
