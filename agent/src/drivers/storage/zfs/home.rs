@@ -131,3 +131,38 @@ impl Home {
         self.problem.lock().clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use muster_shared::entropy::SeededEntropy;
+
+    use super::*;
+    use crate::drivers::cluster::Cluster;
+    use crate::drivers::faults::Faults;
+    use crate::drivers::zfs::sim::{SimPools, SimZfs};
+
+    /// Whoever finds the file system that another is making would see it before it is mounted.
+    #[tokio::test(start_paused = true)]
+    async fn two_callers_at_once_make_the_file_system_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let owner = Owner { server_uuid: uuid::Uuid::nil().into(), cluster: Cluster::unknown() };
+        let config = ZfsStorageConfig {
+            pool: "zones".to_owned(),
+            data_dir: folder.path().join("data"),
+            root: folder.path().to_owned(),
+            roots: folder.path().join("shown"),
+            owner: owner.clone(),
+        };
+        std::fs::create_dir_all(folder.path().join("zones/muster")).unwrap();
+        let faults = Faults::with_delays(Arc::new(SeededEntropy::new(1)), Duration::from_secs(1));
+        let zfs = Arc::new(SimZfs::new(SimPools::new("zones"), faults.clone()));
+        let pool = Pool::new("zones", zfs);
+        let home = Home::new("zones/muster".to_owned(), &config);
+        let (first, second) = tokio::join!(home.ready(&pool, &owner), home.ready(&pool, &owner));
+        assert!(Arc::ptr_eq(&first.unwrap(), &second.unwrap()));
+        assert_eq!(faults.calls("zfs.create"), 1);
+        assert_eq!(home.problem(), None);
+    }
+}
