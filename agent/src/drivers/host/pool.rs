@@ -19,6 +19,12 @@ use crate::host::{Command, ExecError, Output, SharedExec};
 pub(super) const LOOK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest run of one that writes to many disks.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(600);
+/// Attempts to make a pool, see [`make`].
+const ATTEMPTS: u32 = 3;
+/// Before the next attempt.
+const PAUSE: Duration = Duration::from_secs(2);
+/// What `zpool create` says when it can't open a disk.
+const UNAVAILABLE: &str = "currently unavailable";
 const COLUMNS: &str = "NAME,SIZE,TYPE,ROTA,RM,MODEL,VENDOR,TRAN,MOUNTPOINTS";
 
 /// Runs a command, whatever its exit code.
@@ -161,9 +167,7 @@ pub(super) async fn create(
         tracing::warn!(disk = name, path, "a disk is wiped for the pool");
         must_run(exec, &["wipefs", "-a", path], WRITE_TIMEOUT).await?;
     }
-    let words = plan.command(again);
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    must_run(exec, &words, WRITE_TIMEOUT).await?;
+    make(exec, &plan.command(again)).await?;
     match owner(exec, plan).await? {
         Owner::Plan => Ok(()),
         Owner::Other => Err(exists(plan)),
@@ -172,6 +176,22 @@ pub(super) async fn create(
             Err(DriverError::refused(Code::InternalError, text))
         }
     }
+}
+
+/// Makes it, also if a disk can't be opened at first: `zpool create` partitions each, and on a busy host
+/// the partition may not be there when ZFS gives up looking for it. Nothing is written to the disks then.
+async fn make(exec: &SharedExec, command: &[String]) -> Result<(), DriverError> {
+    let words: Vec<&str> = command.iter().map(String::as_str).collect();
+    for _ in 1..ATTEMPTS {
+        match must_run(exec, &words, WRITE_TIMEOUT).await {
+            Err(error) if error.to_string().contains(UNAVAILABLE) => {
+                tracing::warn!(error = %Chain(&error), "a disk can't be opened yet");
+            }
+            made => return made.map(drop),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    must_run(exec, &words, WRITE_TIMEOUT).await.map(drop)
 }
 
 /// Takes in a pool that was made before the host restarted; false: there is none.
@@ -272,6 +292,20 @@ mod tests {
         create(&bench.exec, &plan(), false, &wipe).await.unwrap_err();
         let make = plan().command(false).join(" ");
         assert_eq!(bench.done(), ["wipefs -a /dev/disk/by-id/wwn-1".to_owned(), make]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_disk_that_cannot_be_opened_is_tried_again() {
+        for (said, attempts) in [
+            ("cannot create 'zones': one or more devices is currently unavailable", 3),
+            ("cannot create 'zones': permission denied", 1),
+        ] {
+            let bench = Bench::new("rpool\n", "");
+            bench.fake.fails(&["zpool", "create"], 1, said);
+            let refused = create(&bench.exec, &plan(), false, &BTreeSet::new()).await.unwrap_err();
+            assert!(refused.to_string().contains(said), "{refused}");
+            assert_eq!(bench.done(), vec![plan().command(false).join(" "); attempts]);
+        }
     }
 
     #[tokio::test]
