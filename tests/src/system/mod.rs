@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::net::unix::OwnedReadHalf;
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::daemon::temp_dir;
@@ -236,7 +237,8 @@ impl System {
         cable.far.send(frame).expect("the machine runs");
     }
 
-    /// Pulls one of the spare disks out.
+    /// Pulls one of the spare disks out; returns when it is gone. The machine is asked to let go of it
+    /// first, which takes some seconds of its own.
     ///
     /// # Panics
     /// If its hypervisor refuses.
@@ -250,17 +252,22 @@ impl System {
                 writer.write_all(format!("{command}\n").as_bytes()).await?;
                 // A greeting and events may come before the answer.
                 loop {
-                    let line = lines.next_line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
-                    let said: Value = serde_json::from_str(&line).map_err(io::Error::other)?;
-                    if said.get("error").is_some() {
-                        return Err(io::Error::other(line));
+                    let said = next_said(&mut lines).await?;
+                    if let Some(error) = said.get("error") {
+                        return Err(io::Error::other(error.to_string()));
                     }
                     if said.get("return").is_some() {
                         break;
                     }
                 }
             }
-            Ok(())
+            let gone = format!("pulled{number}");
+            loop {
+                let said = next_said(&mut lines).await?;
+                if said["event"] == "DEVICE_DELETED" && said["data"]["device"] == *gone {
+                    return Ok(());
+                }
+            }
         };
         let pulled: io::Result<()> =
             tokio::time::timeout(SHORT, talk).await.expect("its hypervisor answers");
@@ -311,6 +318,12 @@ fn parse(answer: &[u8]) -> Option<Ran> {
 pub fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("its number").port()
+}
+
+/// What the hypervisor says next: an answer or an event.
+async fn next_said(lines: &mut Lines<BufReader<OwnedReadHalf>>) -> io::Result<Value> {
+    let line = lines.next_line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    serde_json::from_str(&line).map_err(io::Error::other)
 }
 
 fn spawn(dir: &Path, arguments: &[String]) -> Child {

@@ -7,9 +7,13 @@ use muster_tests::system::node::{LONG, Node};
 use muster_tests::wait::wait_for;
 use serde_json::json;
 
-/// The pool of the tests, over the first two spare disks.
-pub(crate) const MIRROR: &str = "zpool create -O compression=lz4 zones mirror \
-    /dev/disk/by-id/virtio-spare0 /dev/disk/by-id/virtio-spare1";
+/// The pool of the tests, over the first two spare disks. On a busy machine ZFS may look for a partition
+/// that it has just made before udev has.
+pub(crate) const MIRROR: &str = "mirror() {
+    zpool create -O compression=lz4 zones mirror \
+        /dev/disk/by-id/virtio-spare0 /dev/disk/by-id/virtio-spare1
+}
+mirror || { udevadm settle && mirror; }";
 const USE_IT: &str = "sed -i '1i storage = \"zfs\"' /etc/muster/agent.toml
 systemctl restart muster-agent";
 
@@ -50,9 +54,9 @@ pub(crate) async fn told(node: &Node, within: Duration, is_it: impl Fn(&str) -> 
 
 /// Longest until the pool is said to be degraded.
 pub(crate) const TOLD_WITHIN: Duration = Duration::from_secs(10);
-/// Writes all the time, so that the loss of a disk is met.
+/// Writes again and again, so that the loss of a disk is met.
 pub(crate) const WRITER: &str = "systemd-run -q --unit=writer bash -c \
-    'while :; do dd if=/dev/urandom of=/zones/noise bs=64k count=8 conv=fsync status=none; done'";
+    'while :; do dd if=/dev/urandom of=/zones/noise bs=64k count=8 conv=fsync status=none; sleep 0.2; done'";
 
 #[tokio::test]
 async fn a_pool_that_lost_a_disk_is_told_to_be_degraded_within_ten_seconds() {
