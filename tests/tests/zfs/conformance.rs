@@ -1,5 +1,7 @@
 //! The driver of disks on a real pool, without an agent around it.
 
+use std::time::Duration;
+
 use muster_tests::system::System;
 use muster_tests::system::node::LONG;
 
@@ -11,6 +13,8 @@ zpool create zones /dev/disk/by-id/virtio-spare0
 mkdir -p /mnt/payload
 mount -o ro /dev/disk/by-id/virtio-payload /mnt/payload
 /mnt/payload/tests/zfs-conformance /mnt/payload/bin/muster-zfs";
+/// They take minutes on an emulated machine, and twice as many when it has to share the processor.
+const SUITES_LIMIT: Duration = Duration::from_secs(800);
 /// Asked of `libzfs_core` itself: what it can't tell is asked of `zfs`, which nobody would notice.
 const QUESTIONS: &str = r#"set -eu
 zfs create -s -V 16M zones/asked
@@ -48,9 +52,10 @@ quota: ok
 #[tokio::test]
 async fn the_storage_driver_conforms_on_a_real_pool() {
     let system = System::start().await;
-    let ran = system.try_run(SUITES, LONG).await.expect("the machine answers");
+    let ran = system.try_run(SUITES, SUITES_LIMIT).await.expect("the machine answers");
     assert_eq!(ran.code, 0, "{ran:#?}");
     assert_eq!(ran.stdout, PASSED);
+    println!("{}", ran.stderr);
     let told = system.try_run(QUESTIONS, LONG).await.expect("the machine answers");
     assert_eq!(told.stdout, ANSWERS, "{told:#?}");
     let left = datasets(&system).await;
