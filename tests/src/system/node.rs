@@ -9,7 +9,7 @@ use crate::daemon::fresh_uuid;
 use crate::wait::wait_for;
 
 /// For what takes a moment on a machine of its own, and minutes in an emulated one.
-pub const LONG: Duration = Duration::from_secs(300);
+pub const LONG: Duration = Duration::from_secs(600);
 
 /// As the README says it, from the payload's disk.
 const INSTALL: &str = "set -eu
@@ -104,7 +104,7 @@ impl Node {
     /// If it fails.
     pub async fn complete(&self, asked: &Value) {
         let task = asked["id"].as_str().unwrap_or_else(|| panic!("no task: {asked}"));
-        let wait = format!("muster task wait {task} --timeout 280 -o json");
+        let wait = format!("muster task wait {task} --timeout 580 -o json");
         let ran = self.system.try_run(&wait, LONG).await.expect("the machine answers");
         assert_eq!(ran.code, 0, "{ran:#?}\n{}", log(&self.system).await);
     }
@@ -115,7 +115,7 @@ impl Node {
     /// If it does not fail.
     pub async fn failure(&self, asked: &Value) -> String {
         let task = asked["id"].as_str().unwrap_or_else(|| panic!("no task: {asked}"));
-        let wait = format!("muster task wait {task} --timeout 280 -o json");
+        let wait = format!("muster task wait {task} --timeout 580 -o json");
         let ran = self.system.try_run(&wait, LONG).await.expect("the machine answers");
         assert_ne!(ran.code, 0, "{ran:#?}");
         ran.stdout + &ran.stderr
