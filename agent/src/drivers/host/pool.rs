@@ -179,7 +179,8 @@ pub(super) async fn create(
 }
 
 /// Makes it, also if a disk can't be opened at first: `zpool create` partitions each, and on a busy host
-/// the partition may not be there when ZFS gives up looking for it. Nothing is written to the disks then.
+/// the partition may not be there when ZFS gives up looking for it. The partitions stay then, but nothing
+/// of a pool is in them.
 async fn make(exec: &SharedExec, command: &[String]) -> Result<(), DriverError> {
     let words: Vec<&str> = command.iter().map(String::as_str).collect();
     for _ in 1..ATTEMPTS {
