@@ -19,15 +19,16 @@ mod trees;
 pub mod untar;
 pub mod zfs;
 
-use std::error::Error as _;
+use std::error::Error;
+use std::sync::Arc;
 
 use muster_shared::error_chain::Chain;
 use muster_shared::wire::Code;
 
 use crate::failure::TaskFailure;
 
-/// Why a driver could not do what was asked.
-#[derive(Debug, thiserror::Error)]
+/// Why a driver could not do what was asked; cloned for callers that wait for one attempt together.
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum DriverError {
     /// Refused or impossible as asked; the caller's task fails with this code.
     #[error("{message}")]
@@ -38,7 +39,7 @@ pub enum DriverError {
         message: String,
         /// What lies beneath, if that is not all.
         #[source]
-        source: Option<Cause>,
+        source: Option<Arc<dyn Error + Send + Sync>>,
     },
     /// The host failed: a process, a file, a device.
     #[error("{action}")]
@@ -47,12 +48,12 @@ pub enum DriverError {
         action: String,
         /// The cause.
         #[source]
-        source: Cause,
+        source: Arc<dyn Error + Send + Sync>,
     },
 }
 
 /// An error beneath another, for the log only.
-pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+pub type Cause = Box<dyn Error + Send + Sync>;
 
 impl DriverError {
     /// A refusal.
@@ -66,12 +67,12 @@ impl DriverError {
         message: impl Into<String>,
         source: impl Into<Cause>,
     ) -> Self {
-        Self::Refused { code, message: message.into(), source: Some(source.into()) }
+        Self::Refused { code, message: message.into(), source: Some(Arc::from(source.into())) }
     }
 
     /// A failure of the host.
     pub fn failed(action: impl Into<String>, source: impl Into<Cause>) -> Self {
-        Self::Failed { action: action.into(), source: source.into() }
+        Self::Failed { action: action.into(), source: Arc::from(source.into()) }
     }
 }
 

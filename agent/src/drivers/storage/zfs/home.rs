@@ -4,6 +4,7 @@
 //! host's: the pool's marker tells the two apart, see [`Marker`].
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_shared::error_chain::Chain;
 use muster_shared::wire::Code;
@@ -33,8 +34,12 @@ pub(super) struct Home {
     data_dir: PathBuf,
     root: PathBuf,
     open: Mutex<Option<Arc<Open>>>,
-    /// Held by whoever looks for it: one that is being made is there before it is mounted.
-    looking: tokio::sync::Mutex<()>,
+    /// Held by whoever looks for it: one that is being made is there before it is mounted. Holds the
+    /// error of the last look, which answers those who waited for it: were each to look again, a
+    /// pool that hangs would keep each for its own time limit after the one before.
+    looking: tokio::sync::Mutex<Option<DriverError>>,
+    /// How many looks have ended.
+    looks: AtomicU64,
     problem: Mutex<Option<String>>,
 }
 
@@ -47,6 +52,7 @@ impl Home {
             root: config.root.clone(),
             open: Mutex::default(),
             looking: tokio::sync::Mutex::default(),
+            looks: AtomicU64::default(),
             problem: Mutex::default(),
         }
     }
@@ -82,14 +88,21 @@ impl Home {
         self.open.lock().clone()
     }
 
+    /// Looks for it, or waits for a look that goes on and takes its answer.
     async fn find_once(&self, pool: &Pool, owner: &Owner) -> Result<Arc<Open>, DriverError> {
-        let _looking = self.looking.lock().await;
-        if let Some(open) = self.known() {
-            return open.marker.check().await.map(|()| open);
+        let looks = self.looks.load(Ordering::Acquire);
+        let mut failed = self.looking.lock().await;
+        if self.looks.load(Ordering::Acquire) != looks {
+            let answer = self.known().map(Ok).or_else(|| failed.clone().map(Err));
+            if let Some(answer) = answer {
+                return answer;
+            }
         }
-        let found = self.find(pool, owner).await?;
-        *self.open.lock() = Some(Arc::clone(&found));
-        Ok(found)
+        let found = self.find(pool, owner).await;
+        *self.open.lock() = found.as_ref().ok().cloned();
+        *failed = found.as_ref().err().cloned();
+        self.looks.fetch_add(1, Ordering::Release);
+        found
     }
 
     async fn find(&self, pool: &Pool, owner: &Owner) -> Result<Arc<Open>, DriverError> {
@@ -140,29 +153,77 @@ mod tests {
 
     use super::*;
     use crate::drivers::cluster::Cluster;
-    use crate::drivers::faults::Faults;
+    use crate::drivers::faults::{Fault, Faults};
     use crate::drivers::zfs::sim::{SimPools, SimZfs};
+
+    struct Bench {
+        folder: tempfile::TempDir,
+        owner: Owner,
+        pool: Pool,
+        home: Home,
+        faults: Faults,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let owner =
+                Owner { server_uuid: uuid::Uuid::nil().into(), cluster: Cluster::unknown() };
+            let config = ZfsStorageConfig {
+                pool: "zones".to_owned(),
+                data_dir: folder.path().join("data"),
+                root: folder.path().to_owned(),
+                roots: folder.path().join("shown"),
+                owner: owner.clone(),
+            };
+            std::fs::create_dir_all(folder.path().join("zones/muster")).unwrap();
+            let entropy = Arc::new(SeededEntropy::new(1));
+            let faults = Faults::with_delays(entropy, Duration::from_secs(1));
+            let zfs = Arc::new(SimZfs::new(SimPools::new("zones"), faults.clone()));
+            let pool = Pool::new("zones", zfs);
+            let home = Home::new("zones/muster".to_owned(), &config);
+            Self { folder, owner, pool, home, faults }
+        }
+
+        async fn ready(&self) -> Result<Arc<Open>, DriverError> {
+            self.home.ready(&self.pool, &self.owner).await
+        }
+    }
 
     /// Whoever finds the file system that another is making would see it before it is mounted.
     #[tokio::test(start_paused = true)]
     async fn two_callers_at_once_make_the_file_system_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let owner = Owner { server_uuid: uuid::Uuid::nil().into(), cluster: Cluster::unknown() };
-        let config = ZfsStorageConfig {
-            pool: "zones".to_owned(),
-            data_dir: folder.path().join("data"),
-            root: folder.path().to_owned(),
-            roots: folder.path().join("shown"),
-            owner: owner.clone(),
-        };
-        std::fs::create_dir_all(folder.path().join("zones/muster")).unwrap();
-        let faults = Faults::with_delays(Arc::new(SeededEntropy::new(1)), Duration::from_secs(1));
-        let zfs = Arc::new(SimZfs::new(SimPools::new("zones"), faults.clone()));
-        let pool = Pool::new("zones", zfs);
-        let home = Home::new("zones/muster".to_owned(), &config);
-        let (first, second) = tokio::join!(home.ready(&pool, &owner), home.ready(&pool, &owner));
+        let bench = Bench::new();
+        let (first, second) = tokio::join!(bench.ready(), bench.ready());
         assert!(Arc::ptr_eq(&first.unwrap(), &second.unwrap()));
-        assert_eq!(faults.calls("zfs.create"), 1);
-        assert_eq!(home.problem(), None);
+        assert_eq!(bench.faults.calls("zfs.create"), 1);
+        assert_eq!(bench.home.problem(), None);
+        assert!(bench.folder.path().join("zones/muster/records").is_dir());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_for_a_look_at_a_pool_that_hangs_is_told_what_it_found() {
+        let bench = Bench::new();
+        bench.faults.fail_nth("zfs.create", 1, Fault::hangs());
+        let (first, second, third) = tokio::join!(bench.ready(), bench.ready(), bench.ready());
+        let told = [first, second, third].map(|found| Chain(&found.unwrap_err()).to_string());
+        assert_eq!(told, ["zfs.create: injected fault"; 3]);
+        assert_eq!(bench.faults.calls("zfs.create"), 1);
+        assert!(bench.home.problem().is_some());
+
+        bench.ready().await.unwrap();
+        assert_eq!(bench.faults.calls("zfs.create"), 2, "whoever asks later looks again");
+        assert_eq!(bench.home.problem(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_is_given_up_answers_nobody() {
+        let bench = Bench::new();
+        bench.faults.fail_nth("zfs.create", 1, Fault::hangs());
+        let given_up = tokio::time::timeout(Duration::from_secs(60), bench.ready());
+        let (given_up, waiting) = tokio::join!(given_up, bench.ready());
+        given_up.unwrap_err();
+        waiting.unwrap();
+        assert_eq!(bench.faults.calls("zfs.create"), 2);
     }
 }
