@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use muster_shared::clock::{Clock as _, SystemClock};
 use muster_tests::system::System;
 use muster_tests::system::node::{LONG, Node};
 use muster_tests::wait::wait_for;
@@ -45,11 +46,13 @@ pub(crate) async fn property(system: &System, dataset: &str, name: &str) -> Stri
 
 /// Waits until what is wrong with the server is this.
 pub(crate) async fn told(node: &Node, within: Duration, is_it: impl Fn(&str) -> bool) {
+    let clock = SystemClock::new();
     let told = wait_for("the server says what is wrong", within, || async {
         let degraded = node.degraded().await;
         if is_it(&degraded) { Ok(degraded) } else { Err(degraded) }
     });
     println!("degraded: {}", told.await);
+    println!("told after {:.1?}", clock.monotonic());
 }
 
 /// Longest until the pool is said to be degraded.
