@@ -14,14 +14,17 @@ pub(crate) struct Budget {
 impl Budget {
     /// A budget of so many bytes.
     pub(crate) fn new(total: u32) -> Self {
-        // A semaphore holds more than a u32 on every machine with 64 bits, and 512 MiB on others.
-        let left = usize::try_from(total).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-        Self { left: Arc::new(Semaphore::new(left)), total }
+        Self { left: Arc::new(Semaphore::new(permits(total))), total }
     }
 
     /// Nobody is ever asked for more than there is: one alone may have all of it.
     fn share(&self, bytes: usize) -> u32 {
         u32::try_from(bytes).unwrap_or(u32::MAX).min(self.total)
+    }
+
+    /// Whether nobody holds any.
+    pub(crate) fn is_free(&self) -> bool {
+        self.left.available_permits() == permits(self.total)
     }
 
     /// So many bytes, if they are free.
@@ -36,6 +39,11 @@ impl Budget {
         // The semaphore is never closed.
         Hold(taken.ok())
     }
+}
+
+/// A semaphore holds more than a u32 on every machine with 64 bits, and 512 MiB on others.
+fn permits(total: u32) -> usize {
+    usize::try_from(total).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)
 }
 
 /// Bytes of a [`Budget`]; given back when dropped.
@@ -59,8 +67,10 @@ mod tests {
     #[tokio::test]
     async fn what_is_held_is_missing_until_it_is_dropped() {
         let budget = Budget::new(10);
+        assert!(budget.is_free());
         let mut held = Hold::default();
         held.add(budget.try_take(4).unwrap());
+        assert!(!budget.is_free());
         held.add(budget.try_take(3).unwrap());
         assert!(budget.try_take(4).is_none());
         let small = budget.try_take(3).unwrap();

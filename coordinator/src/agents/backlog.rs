@@ -59,6 +59,11 @@ impl Default for Backlog {
 }
 
 impl Backlog {
+    /// Whether all that had a place was handled.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_free()
+    }
+
     /// A place for a frame, as soon as there is one. Cancel-safe, but for the frame.
     pub(super) async fn place(&self, frames: &Frames, text: String) -> Box<Waiting> {
         let bytes = text.len().saturating_add(FRAME_BYTES);

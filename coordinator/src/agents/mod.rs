@@ -8,6 +8,7 @@ mod error;
 mod incoming;
 mod legacy;
 mod registry;
+mod reports;
 mod session;
 mod streams;
 mod turns;

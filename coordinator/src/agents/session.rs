@@ -2,7 +2,8 @@
 //!
 //! Three parts run side by side: the reader feeds the roster and never waits for the store; the
 //! [worker](super::worker) parses the frames and handles what they say, in order; the writer sends what the
-//! application queued. When the worker falls behind, the reader waits for it and takes the
+//! application queued. A short report that comes while the worker has nothing to do is taken over by the
+//! reader itself: that is memory's work, and most frames are such. When the worker falls behind, the reader waits for it and takes the
 //! silence that this causes upon itself.
 //!
 //! The worker belongs to the application, not to the connection: what was read is handled to its
@@ -23,12 +24,14 @@ use muster_shared::wire::{
     Code, DecodeError, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Welcome,
     close::REPLACED, decode, encode, feature,
 };
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::backlog::{Backlog, MAX_FRAMES, Waiting};
 use super::registry::{AgentInfo, Ending, Handle, QUEUE, Queued};
+use super::reports::{Reports, short_report};
 use super::turns::Working;
 use super::worker::Worker;
 use super::{Agents, Incoming};
@@ -178,14 +181,15 @@ impl Session {
         let garbage = Garbage::new(end.clone());
         let handle = Handle { connection: self.id, queue, end: end.clone(), info };
         self.agents.registry.insert(self.server, handle);
-        let worker = Worker::new(self.clone(), garbage.clone());
+        let reports = Arc::default();
+        let worker = Worker::new(self.clone(), garbage.clone(), Arc::clone(&reports));
         let worker = worker.run(backlog, turn).in_current_span();
         let worker = self.agents.parts.tracker.spawn(worker);
         let _planted = self.agents.parts.planted.worker(worker);
         tokio::select! {
             biased;
             () = writer.run(sink, outgoing, ending) => {}
-            () = self.read(stream, work, garbage, end) => {}
+            () = self.read(stream, work, reports, garbage, end) => {}
         }
         drop(presence);
     }
@@ -226,6 +230,7 @@ impl Session {
         &self,
         mut stream: Box<dyn FrameStream>,
         work: mpsc::Sender<Box<Waiting>>,
+        reports: Arc<Mutex<Reports>>,
         garbage: Garbage,
         end: watch::Sender<Ending>,
     ) {
@@ -255,6 +260,13 @@ impl Session {
             };
             if let Some(heartbeat) = heartbeat(&text) {
                 self.heartbeat(&heartbeat);
+                continue;
+            }
+            // Nothing that came before is waiting, so nothing is overtaken.
+            if backlog.is_empty()
+                && let Some(status) = short_report(&text)
+            {
+                reports.lock().take(self, status);
                 continue;
             }
             let frame = self.vouching(backlog.place(&self.agents.frames, text)).await;

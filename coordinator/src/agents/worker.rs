@@ -1,21 +1,22 @@
 //! Handles what one connection brought, in order, to its end: also after the connection's.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::TaskId;
-use muster_shared::wire::status::{Reported, Status};
 use muster_shared::wire::{
-    Acknowledge, Code, DecodeError, Error as WireError, FromAgent, Intake, Outcome, Sysinfo,
-    TaskError, TaskResult, decode,
+    Acknowledge, Code, DecodeError, Error as WireError, FromAgent, Outcome, Sysinfo, TaskError,
+    TaskResult, decode,
 };
-use serde::Deserialize as _;
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::backlog::Waiting;
+use super::reports::Reports;
 use super::session::{Garbage, Session};
 use super::turns::Working;
 use super::waiting::Reply;
@@ -30,15 +31,13 @@ const LAST_WORK: Duration = Duration::from_secs(5);
 pub(super) struct Worker {
     session: Session,
     garbage: Garbage,
-    /// The VMs as this connection's reports say.
-    reported: Reported,
-    /// A full report was asked for and has not come.
-    asked: bool,
+    reports: Arc<Mutex<Reports>>,
 }
 
 impl Worker {
-    pub(super) fn new(session: Session, garbage: Garbage) -> Self {
-        Self { session, garbage, reported: Reported::default(), asked: false }
+    /// The reader takes short reports over itself while there is nothing else to handle.
+    pub(super) fn new(session: Session, garbage: Garbage, reports: Arc<Mutex<Reports>>) -> Self {
+        Self { session, garbage, reports }
     }
 
     /// Works until the backlog has ended and is empty; `turn` is over then.
@@ -121,7 +120,7 @@ impl Worker {
             // The reader's.
             FromAgent::Heartbeat(_) => {}
             FromAgent::Sysinfo(sysinfo) => self.sysinfo(sysinfo).await,
-            FromAgent::Status(status) => self.status(*status),
+            FromAgent::Status(status) => self.reports.lock().take(&self.session, *status),
             FromAgent::Accepted(accepted) => {
                 if let Some(intake) = accepted.intake {
                     agents.registry.set_intake(server, intake);
@@ -157,32 +156,6 @@ impl Worker {
         if let Err(error) = incoming.clone().sysinfo(*server, sysinfo).await {
             tracing::warn!(error, "cannot take over the agent's sysinfo");
             self.session.refuse(None, Code::Malformed, error);
-        }
-    }
-
-    fn status(&mut self, status: Status) {
-        let Some(mut report) = status.report else { return };
-        if !report.full && !self.reported.is_complete() {
-            return self.ask_for_all();
-        }
-        self.session.incoming.share(self.session.server, &mut report.vms);
-        if self.reported.apply(&report).is_err() {
-            tracing::info!(full = report.full, "a status report does not match its digest");
-            return self.ask_for_all();
-        }
-        self.asked = false;
-        if let Some(intake) = report.muster.get("intake")
-            && let Ok(intake) = Intake::deserialize(intake)
-        {
-            self.session.agents.registry.set_intake(self.session.server, intake);
-        }
-        self.session.incoming.status(self.session.server, report);
-    }
-
-    /// Once per loss: the answer is on its way.
-    fn ask_for_all(&mut self) {
-        if !std::mem::replace(&mut self.asked, true) {
-            self.session.send(Box::new(Status { report: None }));
         }
     }
 }
