@@ -2,11 +2,26 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::ByteCount;
+/// Bytes that have arrived on a connection; clones share the count.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ByteCount(Arc<AtomicU64>);
+
+impl ByteCount {
+    fn add(&self, bytes: usize) {
+        self.0.fetch_add(u64::try_from(bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// So many so far.
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 /// Counts the bytes that are read from the transport inside.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 //! can tell (order, back-pressure, close codes, a dropped half is a broken connection).
 
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -64,20 +65,19 @@ struct Stream {
     code: Option<u16>,
 }
 
-#[async_trait]
 impl FrameStream for Stream {
-    async fn next(&mut self) -> Result<Option<Frame>, LinkError> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Frame>, LinkError>> {
         if self.code.is_some() {
-            return Ok(None);
+            return Poll::Ready(Ok(None));
         }
-        match self.rx.recv().await {
+        Poll::Ready(match ready!(self.rx.poll_recv(context)) {
             Some(Item::Frame(frame)) => Ok(Some(frame)),
             Some(Item::Close(code)) => {
                 self.code = Some(code);
                 Ok(None)
             }
             None => Err(broken("the peer dropped the connection")),
-        }
+        })
     }
 
     fn close_code(&self) -> Option<u16> {

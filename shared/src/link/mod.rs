@@ -8,9 +8,7 @@ pub mod websocket;
 
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -41,38 +39,30 @@ pub trait FrameSink: fmt::Debug + Send {
 }
 
 /// The receiving half.
-#[async_trait]
 pub trait FrameStream: fmt::Debug + Send {
-    /// The next frame; `Ok(None)` after an orderly close. Cancel-safe.
+    /// The next frame; `Ok(None)` after an orderly close.
     ///
     /// # Errors
     /// [`LinkError`]: the connection is unusable from now on.
-    async fn next(&mut self) -> Result<Option<Frame>, LinkError>;
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Frame>, LinkError>>;
 
     /// The close code the peer gave, once the stream has ended.
     fn close_code(&self) -> Option<u16>;
 
-    /// Counts the bytes that arrive, also those of a frame that is not complete yet. `None`: frames
-    /// arrive as a whole.
-    fn received(&self) -> Option<ByteCount> {
-        None
+    /// How many bytes have arrived, also those of a frame that is not complete yet; always 0 where
+    /// frames arrive as a whole.
+    fn received(&self) -> u64 {
+        0
     }
 }
 
-/// Bytes that have arrived on a connection; clones share the count.
-#[derive(Clone, Debug, Default)]
-pub struct ByteCount(Arc<AtomicU64>);
-
-impl ByteCount {
-    /// Some more have arrived.
-    pub fn add(&self, bytes: usize) {
-        self.0.fetch_add(u64::try_from(bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    /// So many so far.
-    #[must_use]
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+impl dyn FrameStream + '_ {
+    /// The next frame, see [`FrameStream::poll_next`]. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`LinkError`]: the connection is unusable from now on.
+    pub async fn next(&mut self) -> Result<Option<Frame>, LinkError> {
+        poll_fn(|context| self.poll_next(context)).await
     }
 }
 
@@ -85,14 +75,11 @@ pub async fn next_heard(
     stream: &mut dyn FrameStream,
     mut heard: impl FnMut(),
 ) -> Result<Option<Frame>, LinkError> {
-    let received = stream.received();
-    let count = || received.as_ref().map(ByteCount::get);
-    let mut seen = count();
-    let mut next = stream.next();
+    let mut seen = stream.received();
     // Whatever arrives wakes the task that waits for the frame, so no timer is needed.
     poll_fn(|context| {
-        let polled = next.as_mut().poll(context);
-        let now = count();
+        let polled = stream.poll_next(context);
+        let now = stream.received();
         if now != seen || matches!(polled, Poll::Ready(Ok(Some(_)))) {
             seen = now;
             heard();

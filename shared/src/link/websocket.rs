@@ -5,7 +5,9 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,7 +18,7 @@ use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
@@ -24,14 +26,14 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 use url::Url;
 
-use super::counting::Counting;
-use super::{ByteCount, Connection, Dialer, Frame, FrameSink, FrameStream, LinkError};
+use super::counting::{ByteCount, Counting};
+use super::{Connection, Dialer, Frame, FrameSink, FrameStream, LinkError};
 use crate::entropy::SharedEntropy;
 use crate::wire::{ENDPOINT_PATH, MAX_FRAME_BYTES};
 
-/// Read buffer of a connection; the default of 128 KiB is what makes ten thousand connections
-/// expensive.
-const READ_BUFFER_BYTES: usize = 4096;
+/// Read buffer of a connection, bytes: most frames are smaller. The library zeroes it for each read, so
+/// the default of 128 KiB is what makes ten thousand connections expensive.
+const READ_BUFFER_BYTES: usize = 2048;
 /// Longest time for name resolution, for TCP, and for TLS with the handshake, each.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time a close frame may take to be written.
@@ -72,7 +74,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sink, stream) = websocket.split();
-    let stream = WsStream { inner: stream, received, code: None, ended: false };
+    let stream = WsStream { inner: stream, received, code: None, ended: false, last: None };
     Connection { sink: Box::new(WsSink(sink)), stream: Box::new(stream) }
 }
 
@@ -106,6 +108,9 @@ struct WsStream<S> {
     received: ByteCount,
     code: Option<u16>,
     ended: bool,
+    /// After the peer's close the answer to it still has to go out, which polling does; a client
+    /// then waits for the server to close the socket, so not for ever.
+    last: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> fmt::Debug for WsStream<S> {
@@ -114,24 +119,36 @@ impl<S> fmt::Debug for WsStream<S> {
     }
 }
 
-#[async_trait]
+impl<S: AsyncRead + AsyncWrite + Unpin> WsStream<S> {
+    /// The next message, for as long as there may be one.
+    fn poll_message(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Message, WsError>>> {
+        let polled = self.inner.poll_next_unpin(context);
+        if polled.is_pending()
+            && let Some(last) = &mut self.last
+            && last.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(None);
+        }
+        polled
+    }
+}
+
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> FrameStream for WsStream<S> {
-    async fn next(&mut self) -> Result<Option<Frame>, LinkError> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Frame>, LinkError>> {
         while !self.ended {
-            // After the peer's close the answer to it still has to go out, which polling does;
-            // a client then waits for the server to close the socket, so not for ever.
-            let polled = if self.code.is_some() {
-                timeout(CLOSE_TIMEOUT, self.inner.next()).await.unwrap_or(None)
-            } else {
-                self.inner.next().await
-            };
-            match polled {
+            match ready!(self.poll_message(context)) {
                 Some(Ok(Message::Text(text))) => {
-                    return Ok(Some(Frame::Text(text.as_str().to_owned())));
+                    return Poll::Ready(Ok(Some(Frame::Text(text.as_str().to_owned()))));
                 }
-                Some(Ok(Message::Binary(bytes))) => return Ok(Some(Frame::Binary(bytes))),
+                Some(Ok(Message::Binary(bytes))) => {
+                    return Poll::Ready(Ok(Some(Frame::Binary(bytes))));
+                }
                 Some(Ok(Message::Close(frame))) => {
                     self.code = Some(frame.map_or(1005, |f| f.code.into()));
+                    self.last = Some(Box::pin(sleep(CLOSE_TIMEOUT)));
                 }
                 // Pings are answered by the library while it is polled.
                 Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
@@ -139,19 +156,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> FrameStream for WsStream<S> {
                 Some(Err(_)) if self.code.is_some() => self.ended = true,
                 Some(Err(error)) => {
                     self.ended = true;
-                    return Err(link_error(error));
+                    return Poll::Ready(Err(link_error(error)));
                 }
             }
         }
-        Ok(None)
+        Poll::Ready(Ok(None))
     }
 
     fn close_code(&self) -> Option<u16> {
         self.code
     }
 
-    fn received(&self) -> Option<ByteCount> {
-        Some(self.received.clone())
+    fn received(&self) -> u64 {
+        self.received.get()
     }
 }
 

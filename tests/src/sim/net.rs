@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -343,20 +344,19 @@ struct Stream {
     code: Option<u16>,
 }
 
-#[async_trait]
 impl FrameStream for Stream {
-    async fn next(&mut self) -> Result<Option<Frame>, LinkError> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Frame>, LinkError>> {
         if self.code.is_some() {
-            return Ok(None);
+            return Poll::Ready(Ok(None));
         }
-        match self.rx.recv().await {
+        Poll::Ready(match ready!(self.rx.poll_recv(context)) {
             Some(Item::Frame(frame)) => Ok(Some(frame)),
             Some(Item::Close(code)) => {
                 self.code = Some(code);
                 Ok(None)
             }
             Some(Item::Broken) | None => Err(broken("the connection was reset")),
-        }
+        })
     }
 
     fn close_code(&self) -> Option<u16> {
