@@ -22,6 +22,32 @@ pub struct Status {
     pub report: Option<Report>,
 }
 
+impl Status {
+    /// A frame of this kind as [`decode`](super::decode) reads it, in a single pass: as frequent as
+    /// heartbeats, and many times as long.
+    ///
+    /// # Errors
+    /// It is another kind of frame, or none.
+    pub fn of_frame(text: &str) -> serde_json::Result<Self> {
+        #[derive(Deserialize)]
+        enum Kind {
+            #[serde(rename = "status")]
+            Status,
+        }
+
+        #[derive(Deserialize)]
+        struct Frame {
+            #[serde(rename = "kind")]
+            _kind: Kind,
+            #[serde(default)]
+            report: Option<Report>,
+        }
+
+        let Frame { report, .. } = serde_json::from_str(text)?;
+        Ok(Self { report })
+    }
+}
+
 /// One report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Report {
@@ -339,6 +365,20 @@ mod tests {
         reported.apply(&delta(&one, &two)).unwrap();
         assert!(reported.is_complete());
         assert!(reported.vms().iter().map(|(vm, report)| (vm, &**report)).eq(&two));
+    }
+
+    #[test]
+    fn a_frame_is_read_in_one_pass_as_in_two() {
+        use crate::wire::{FromAgent, decode, encode};
+        let frame: FromAgent =
+            Box::new(Status { report: Some(Report::whole(&vms(&["running"]))) }).into();
+        let text = encode(&frame);
+        let Ok(FromAgent::Status(status)) = decode(&text) else { panic!("no status: {text}") };
+        assert_eq!(Status::of_frame(&text).unwrap(), *status);
+        assert_eq!(Status::of_frame(r#"{"kind":"status"}"#).unwrap(), Status::default());
+        for other in [r#"{"kind":"heartbeat"}"#, r#"{"report":null}"#, "[]", "{"] {
+            assert!(Status::of_frame(other).is_err(), "{other}");
+        }
     }
 
     #[test]
