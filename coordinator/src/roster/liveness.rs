@@ -11,10 +11,11 @@
 //! yet during [`Limits::startup_grace`], and nobody is blamed for silence while this coordinator
 //! was itself not running (its own tick came late): such time counts for no period.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use muster_shared::ids::ServerUuid;
+use smallvec::SmallVec;
 
 use super::authority::{Status, Via};
 
@@ -71,6 +72,42 @@ pub enum Standing {
     Silent,
 }
 
+/// The open connections of a server and when each last brought a byte; mostly there is one.
+#[derive(Debug, Default)]
+struct Connections(SmallVec<[(ConnectionId, Duration); 1]>);
+
+impl Connections {
+    fn open(&mut self, connection: ConnectionId, now: Duration) {
+        self.close(connection);
+        self.0.push((connection, now));
+    }
+
+    fn close(&mut self, connection: ConnectionId) {
+        self.0.retain(|(open, _)| *open != connection);
+    }
+
+    fn are_none(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn last_of(&self, connection: ConnectionId) -> Option<Duration> {
+        self.0.iter().find(|(open, _)| *open == connection).map(|(_, last)| *last)
+    }
+
+    fn last_of_mut(&mut self, connection: ConnectionId) -> Option<&mut Duration> {
+        self.0.iter_mut().find(|(open, _)| *open == connection).map(|(_, last)| last)
+    }
+
+    /// When the last byte of any of them came.
+    fn last(&self) -> Option<Duration> {
+        self.0.iter().map(|(_, last)| *last).max()
+    }
+
+    fn hear_all(&mut self, now: Duration) {
+        self.0.iter_mut().for_each(|(_, last)| *last = now);
+    }
+}
+
 #[derive(Debug)]
 struct Heard {
     /// What the store holds; `None` when the server has no record.
@@ -84,7 +121,7 @@ struct Heard {
     /// Heard within its period when last looked at.
     fresh: bool,
     /// Open connections and when each last brought a byte.
-    connections: BTreeMap<ConnectionId, Duration>,
+    connections: Connections,
     last_post: Duration,
     last_sysinfo: Duration,
     /// Not judged before this moment unless it was heard since the start.
@@ -115,7 +152,8 @@ pub struct Liveness {
     blamed_until: Duration,
     late_ticks: u64,
     tally: Tally,
-    servers: BTreeMap<ServerUuid, Heard>,
+    /// A sign of life finds its server in it, which nothing does as often; nothing depends on an order.
+    servers: HashMap<ServerUuid, Heard>,
     dirty: BTreeSet<ServerUuid>,
 }
 
@@ -129,7 +167,7 @@ impl Liveness {
             blamed_until: Duration::ZERO,
             late_ticks: 0,
             tally: Tally::default(),
-            servers: BTreeMap::new(),
+            servers: HashMap::new(),
             dirty: BTreeSet::new(),
         }
     }
@@ -158,7 +196,7 @@ impl Liveness {
     pub fn connected(&mut self, server: ServerUuid, connection: ConnectionId, now: Duration) {
         self.notice(now);
         let entry = self.entry(server);
-        entry.connections.insert(connection, now);
+        entry.connections.open(connection, now);
         entry.hear(Via::Socket);
         entry.heard = true;
         self.judge(server, now);
@@ -169,7 +207,7 @@ impl Liveness {
     pub fn heard(&mut self, server: ServerUuid, connection: ConnectionId, now: Duration) -> bool {
         self.notice(now);
         let Some(entry) = self.servers.get_mut(&server) else { return false };
-        let Some(last) = entry.connections.get_mut(&connection) else { return false };
+        let Some(last) = entry.connections.last_of_mut(connection) else { return false };
         *last = now;
         entry.via = Via::Socket;
         if entry.wanted == Status::Running {
@@ -184,7 +222,7 @@ impl Liveness {
         self.notice(now);
         let excuse = self.blamed_until;
         let Some(entry) = self.servers.get_mut(&server) else { return };
-        entry.connections.remove(&connection);
+        entry.connections.close(connection);
         if now < excuse && entry.wanted == Status::Running {
             entry.blame_excuse = now + self.limits.reconnect;
         }
@@ -224,7 +262,7 @@ impl Liveness {
         self.servers.retain(|server, heard| {
             heard.judge(limits, now, tally);
             mark(dirty, *server, heard.is_told(now));
-            heard.written.is_some() || !heard.connections.is_empty() || heard.fresh
+            heard.written.is_some() || !heard.connections.are_none() || heard.fresh
         });
     }
 
@@ -262,7 +300,7 @@ impl Liveness {
     pub fn standing(&self, server: ServerUuid, now: Duration) -> Option<Standing> {
         let heard = self.servers.get(&server)?;
         if heard.fresh(&self.limits, now) {
-            let quiet = heard.connections.values().max().map(|last| now.saturating_sub(*last));
+            let quiet = heard.connections.last().map(|last| now.saturating_sub(last));
             let suspect = quiet.is_some_and(|quiet| quiet >= self.limits.suspect);
             return Some(if suspect { Standing::Suspect } else { Standing::Alive });
         }
@@ -272,9 +310,20 @@ impl Liveness {
     /// Whether a connection was heard within its period.
     #[must_use]
     pub fn hears(&self, server: ServerUuid, connection: ConnectionId, now: Duration) -> bool {
-        let heard = self.servers.get(&server);
-        let last = heard.and_then(|heard| heard.connections.get(&connection));
-        last.is_some_and(|last| now.saturating_sub(*last) < self.limits.lost)
+        let silence = self.silence(server, connection, now);
+        silence.is_some_and(|silence| silence < self.limits.lost)
+    }
+
+    /// How long nothing has arrived on a connection; `None` when it is not open.
+    #[must_use]
+    pub fn silence(
+        &self,
+        server: ServerUuid,
+        connection: ConnectionId,
+        now: Duration,
+    ) -> Option<Duration> {
+        let last = self.servers.get(&server)?.connections.last_of(connection)?;
+        Some(now.saturating_sub(last))
     }
 
     /// Servers that are heard, and how often one began or ceased to be.
@@ -297,7 +346,7 @@ impl Liveness {
             more_heard: false,
             heard: false,
             fresh: false,
-            connections: BTreeMap::new(),
+            connections: Connections::default(),
             last_post: Duration::ZERO,
             last_sysinfo: Duration::ZERO,
             start_excuse: Duration::ZERO,
@@ -323,10 +372,8 @@ impl Liveness {
         self.last_tick = now;
         self.blamed_until = now + self.limits.lost;
         for heard in self.servers.values_mut().filter(|h| h.wanted == Status::Running) {
-            for last in heard.connections.values_mut() {
-                *last = now;
-            }
-            if !heard.connections.is_empty() || !heard.heard {
+            heard.connections.hear_all(now);
+            if !heard.connections.are_none() || !heard.heard {
                 continue;
             }
             match heard.via {
@@ -399,7 +446,7 @@ impl Heard {
 
     fn fresh(&self, limits: &Limits, now: Duration) -> bool {
         let within = |last: Duration, limit: Duration| now.saturating_sub(last) < limit;
-        if self.connections.values().any(|last| within(*last, limits.lost)) {
+        if self.connections.last().is_some_and(|last| within(last, limits.lost)) {
             return true;
         }
         match self.via {
