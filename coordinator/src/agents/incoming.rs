@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
@@ -43,6 +44,9 @@ pub trait Incoming: fmt::Debug + Send + Sync + 'static {
 
     /// Whether a connection still gives its signs of life.
     fn hears(&self, server: ServerUuid, connection: ConnectionId) -> bool;
+
+    /// How long nothing has arrived on a connection.
+    fn silence(&self, server: ServerUuid, connection: ConnectionId) -> Option<Duration>;
 
     /// A heartbeat; the skew is the agent's wall clock less ours, ms, if it told its time.
     fn heartbeat(&self, server: ServerUuid, clock_skew_ms: Option<i64>);

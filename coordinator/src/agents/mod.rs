@@ -7,6 +7,7 @@ mod door;
 mod error;
 mod incoming;
 mod legacy;
+mod reader;
 mod registry;
 mod reports;
 mod session;
@@ -14,6 +15,7 @@ mod streams;
 mod turns;
 mod waiting;
 mod worker;
+mod writer;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};

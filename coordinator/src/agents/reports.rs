@@ -1,8 +1,8 @@
 //! The status reports of one connection: a full one, then what changed since, each checked by its
 //! digest.
 
+use muster_shared::wire::Intake;
 use muster_shared::wire::status::{Reported, Status};
-use muster_shared::wire::{FromAgent, Intake, decode};
 use serde::Deserialize as _;
 
 use super::session::Session;
@@ -27,7 +27,10 @@ impl Reports {
         }
         session.incoming.share(session.server, &mut report.vms);
         if self.reported.apply(&report).is_err() {
-            tracing::info!(full = report.full, "a status report does not match its digest");
+            tracing::info!(
+                parent: &session.span,
+                full = report.full, "a status report does not match its digest"
+            );
             return self.ask_for_all(session);
         }
         self.asked = false;
@@ -53,8 +56,5 @@ pub(super) fn short_report(text: &str) -> Option<Status> {
     if text.len() > MAX_SHORT_BYTES || !text.starts_with(r#"{"kind":"status""#) {
         return None;
     }
-    match decode(text) {
-        Ok(FromAgent::Status(status)) => Some(*status),
-        Ok(_) | Err(_) => None,
-    }
+    Status::of_frame(text).ok()
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::api::task::TaskStatus;
@@ -64,6 +65,10 @@ impl Incoming for FromAgents {
 
     fn hears(&self, server: ServerUuid, connection: ConnectionId) -> bool {
         self.roster.lock().hears(server, connection, self.ctx.now())
+    }
+
+    fn silence(&self, server: ServerUuid, connection: ConnectionId) -> Option<Duration> {
+        self.roster.lock().silence(server, connection, self.ctx.now())
     }
 
     fn heartbeat(&self, server: ServerUuid, clock_skew_ms: Option<i64>) {

@@ -50,6 +50,21 @@ async fn a_refusal_counts_although_its_connection_ends_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_connection_on_which_nothing_arrives_is_closed() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let clock = app.ctx.parts.clock.clone();
+    let start = clock.monotonic();
+    let stream = &mut agent.connection.stream;
+    while stream.next().await.unwrap().is_some() {}
+    assert_eq!(stream.close_code(), Some(1008));
+    let silent_for = clock.monotonic() - start;
+    let within = Duration::from_secs(89)..=Duration::from_secs(121);
+    assert!(within.contains(&silent_for), "{silent_for:?}");
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refusal_that_comes_late_ends_no_task_that_was_sent_again() {
     let app = Disk::new().start().await;
     let mut agent = Agent::connect(&app, server(1)).await;
