@@ -133,6 +133,8 @@ enum Phase {
     Idle,
     /// Part of a head has arrived, or the connection is new.
     Head,
+    /// It has become a websocket, for good.
+    Upgraded,
 }
 
 /// A client's byte stream whose reads fail with `TimedOut` when the client takes too long.
@@ -161,10 +163,21 @@ impl<S: AsyncRead> WatchedIo<S> {
         }
         self.phase = phase;
         self.deadline = match phase {
-            Phase::Busy => None,
+            Phase::Busy | Phase::Upgraded => None,
             Phase::Idle => Some(Box::pin(tokio::time::sleep(self.timeouts.idle))),
             Phase::Head => Some(Box::pin(tokio::time::sleep(self.timeouts.head))),
         };
+    }
+
+    /// Learns what the requests are about.
+    fn look(&mut self) {
+        match self.phase {
+            Phase::Upgraded => {}
+            _ if self.activity.upgraded.load(Ordering::Relaxed) => self.enter(Phase::Upgraded),
+            _ if self.activity.busy() => self.enter(Phase::Busy),
+            Phase::Busy => self.enter(Phase::Idle),
+            Phase::Idle | Phase::Head => {}
+        }
     }
 
     /// How many bytes may be written now; pending when it is the turn of others.
@@ -185,11 +198,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WatchedIo<S> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if this.activity.busy() {
-            this.enter(Phase::Busy);
-        } else if this.phase == Phase::Busy {
-            this.enter(Phase::Idle);
-        }
+        this.look();
         let before = buf.filled().len();
         this.inner.set_limit(READ_BYTES);
         let read = Pin::new(&mut this.inner).poll_read(cx, buf);
