@@ -14,6 +14,7 @@ use crate::findings::Left;
 use crate::outcome::{Choice, Outcome, Step};
 use crate::reason::Reasons;
 use crate::recent::Recent;
+use crate::remaining::Remaining;
 use crate::request::Request;
 use crate::rng::Rng;
 use crate::run::Run;
@@ -96,7 +97,7 @@ fn candidates(
     only: Option<&[ServerUuid]>,
     options: &Options,
     rng: &mut Rng,
-) -> Vec<u32> {
+) -> Remaining {
     let wanted = only.map(|only| {
         let slot = |server: &ServerUuid| snapshot.slot_of(&(*server).into());
         SlotSet::of(&only.iter().filter_map(slot).collect::<Vec<_>>(), snapshot.capacity())
@@ -116,7 +117,7 @@ fn candidates(
     if options.order == Order::Shuffled {
         rng.shuffle(&mut list);
     }
-    list
+    Remaining::of(list, looked_at)
 }
 
 /// One evaluation of an expression.
@@ -135,8 +136,8 @@ impl<'a> Evaluation<'a> {
         options: &'a Options,
     ) -> Self {
         let mut run = Run::new(snapshot, request, &config.settings, &options.recent, options.seed);
-        let list = candidates(snapshot, request.servers(), options, &mut run.rng);
-        run.start_with(list);
+        let servers = candidates(snapshot, request.servers(), options, &mut run.rng);
+        run.start_with(servers);
         Self { run, steps: Vec::new(), notes: None }
     }
 
@@ -152,7 +153,7 @@ impl<'a> Evaluation<'a> {
             unreserved: (!matches!(run.found.left(), Left::Unknown)).then(|| run.left(slot)),
             ratios: run.ratios(slot),
         });
-        let scores = run.scores().to_vec();
+        let scores = self.run.take_scores();
         let steps = std::mem::take(&mut self.steps);
         Outcome { snapshot: Arc::clone(snapshot), server, steps, scores, seed: options.seed }
     }
@@ -238,10 +239,10 @@ pub fn capacity(
     for algorithm in CAPACITY {
         evaluation.execute(algorithm);
     }
-    let Evaluation { run, steps, .. } = evaluation;
+    let Evaluation { mut run, steps, .. } = evaluation;
     let name = |slot: &u32| snapshot.server(*slot).name.clone();
     let capacities = run.list().iter().map(|slot| (name(slot), run.left(*slot))).collect();
-    let (snapshot, scores) = (Arc::clone(snapshot), run.scores().to_vec());
+    let (snapshot, scores) = (Arc::clone(snapshot), run.take_scores());
     let outcome = Outcome { snapshot, server: None, steps, scores, seed: 0 };
     Capacity { capacities, errors: outcome.left_out() }
 }

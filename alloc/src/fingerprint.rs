@@ -1,6 +1,7 @@
 //! A decision in 64 bits: two outcomes with the same fingerprint have the same steps, verdicts
 //! and scores. Independent of the process and of the places servers have in a snapshot.
 
+use std::iter::repeat_n;
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -82,8 +83,13 @@ impl Outcome {
                 let mut hash = self.mix_slots(mix(hash, 4), order.len(), order.iter().copied());
                 hash = match &scored.deltas {
                     Deltas::Linear(weight) => mix(hash, weight.to_bits()),
-                    Deltas::Groups(_) | Deltas::BySlot(_) => (0..order.len())
-                        .fold(hash, |hash, place| mix(hash, scored.delta(place).to_bits())),
+                    Deltas::Groups(groups) => groups
+                        .iter()
+                        .flat_map(|(len, delta)| repeat_n(delta.to_bits(), *len))
+                        .fold(hash, mix),
+                    Deltas::BySlot(deltas) => order
+                        .iter()
+                        .fold(hash, |hash, slot| mix(hash, deltas[*slot as usize].to_bits())),
                 };
                 let zones = scored.zones.iter().flatten();
                 zones.fold(hash, |hash, n| mix(hash, u64::from(*n)))

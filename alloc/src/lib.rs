@@ -34,6 +34,7 @@
 mod algorithm;
 mod algorithms;
 mod allocate;
+mod bits;
 mod change;
 mod config;
 mod explain;

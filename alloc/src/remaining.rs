@@ -18,7 +18,13 @@ pub(crate) struct Remaining {
 impl Remaining {
     /// These servers, all in slots below `capacity`.
     pub(crate) fn new(list: Vec<u32>, capacity: usize) -> Self {
-        let (left, len) = (SlotSet::of(&list, capacity), list.len());
+        let left = SlotSet::of(&list, capacity);
+        Self::of(list, left)
+    }
+
+    /// As [`Remaining::new`], of whom the set is known already.
+    pub(crate) fn of(list: Vec<u32>, left: SlotSet) -> Self {
+        let len = list.len();
         Self { order: Arc::new(list), left, len, list: OnceLock::new() }
     }
 

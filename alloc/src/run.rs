@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::bits::Bits;
 use crate::findings::{Findings, Left, Vms};
 use crate::order::{Sorted, stable_order};
 use crate::ratios::Ratios;
@@ -16,7 +17,7 @@ use crate::request::Request;
 use crate::rng::Rng;
 use crate::server::{Unreserved, flag};
 use crate::settings::Settings;
-use crate::slot_set::{SlotSet, slots_of};
+use crate::slot_set::slots_of;
 use crate::snapshot::Snapshot;
 use crate::vm::Vm;
 
@@ -34,40 +35,6 @@ impl Verdict {
     #[inline]
     pub(crate) fn keep_if(keep: bool) -> Self {
         if keep { Self::Keep } else { Self::Drop }
-    }
-}
-
-/// Flags of many servers together: most filters find nothing to remove, and need not look.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bits {
-    all: u32,
-    any: u32,
-}
-
-impl Default for Bits {
-    /// Nothing is known.
-    fn default() -> Self {
-        Self { all: 0, any: u32::MAX }
-    }
-}
-
-impl Bits {
-    fn of(snapshot: &Snapshot, slots: &SlotSet) -> Self {
-        let mut bits = Self { all: u32::MAX, any: 0 };
-        for word in 0..slots.words() {
-            let slots = slots.word(word);
-            for bit in (0..flag::COUNT).map(|n| 1 << n) {
-                let flagged = snapshot.flagged(word, bit);
-                bits.any |= if slots & flagged != 0 { bit } else { 0 };
-                bits.all &= if slots & !flagged != 0 { !bit } else { u32::MAX };
-            }
-        }
-        bits
-    }
-
-    /// Whether every server has the flag, or none: then a filter for it keeps all of them.
-    pub(crate) fn agree(self, bit: u32, wanted: bool) -> bool {
-        if wanted { self.all & bit != 0 } else { self.any & bit == 0 }
     }
 }
 
@@ -161,8 +128,8 @@ impl<'a> Run<'a> {
     }
 
     /// Begins with these servers.
-    pub(crate) fn start_with(&mut self, list: Vec<u32>) {
-        self.leave(list);
+    pub(crate) fn start_with(&mut self, servers: Remaining) {
+        self.go_back(&Arc::new(servers));
         self.bits = Bits::of(self.snapshot, self.remaining.set());
     }
 
@@ -196,6 +163,11 @@ impl<'a> Run<'a> {
     /// By slot.
     pub(crate) fn scores(&self) -> &[f64] {
         &self.scores
+    }
+
+    /// The scores, when nothing more is decided.
+    pub(crate) fn take_scores(&mut self) -> Vec<f64> {
+        std::mem::take(&mut self.scores)
     }
 
     /// Has the scores of an earlier point.

@@ -13,6 +13,7 @@ use crate::config::{Config, create_expression};
 use crate::fleet::Fleet;
 use crate::promises::Extra;
 use crate::recent::Recent;
+use crate::remaining::Remaining;
 use crate::request::Request;
 use crate::run::Run;
 use crate::server_name::ServerName;
@@ -206,7 +207,7 @@ proptest! {
         let (request, recent) = (request(brand, gib, wishes, spread), Recent::default());
         let run = || {
             let mut run = Run::new(&snapshot, &request, &config.settings, &recent, seed);
-            run.start_with(snapshot.slots().collect());
+            run.start_with(Remaining::new(snapshot.slots().collect(), snapshot.capacity()));
             run
         };
         // As far as pipelines get before it: nothing, VMs, promised ones, what is left.
