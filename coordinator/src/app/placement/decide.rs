@@ -138,7 +138,7 @@ impl Placement {
     /// # Errors
     /// [`AppError::Invalid`], [`AppError::Busy`], [`AppError::Store`], [`AppError::Blob`]. That no
     /// server fits is no error, see [`Decided::failure`].
-    pub async fn allocate(&self, body: &Object) -> Result<Decided, AppError> {
+    pub async fn allocate(self: &Arc<Self>, body: &Object) -> Result<Decided, AppError> {
         let mut body = body.clone();
         let package = self.packages.complete_question(&mut body).await?;
         let package = package.as_ref().map(for_allocator);

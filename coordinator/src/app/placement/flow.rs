@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! turn ─► snapshot ─► decision ─► promise in memory ─► commit ─► the store's feed ─► promise ends
-//!                      off the async threads when the fleet is large
+//!         off the async threads when the fleet is large
 //! ```
 //!
-//! Decisions take turns, so no two take the same room; a promise counts from the moment a server is
+//! Decisions take [turns](super::turns), so no two take the same room; a promise counts from the moment a server is
 //! chosen until the commit has come back by the feed, or has failed. When another coordinator was
 //! faster, everything is done again.
 
@@ -15,7 +15,6 @@ use std::time::Duration;
 use muster_shared::api::Object;
 use muster_shared::clock::Clock;
 use muster_shared::ids::{ServerUuid, VmUuid};
-use muster_shared::threads::compute;
 use serde_json::Value;
 
 use super::Placement;
@@ -132,13 +131,13 @@ fn decide(view: View, question: &Question, clock: &dyn Clock) -> Option<(Vec<Out
 
 /// One question on its way to a commit.
 pub(super) struct Flow<'a> {
-    placement: &'a Placement,
+    placement: &'a Arc<Placement>,
     pub(super) question: Arc<Question>,
     attempts: usize,
 }
 
 impl<'a> Flow<'a> {
-    pub(super) fn new(placement: &'a Placement, question: Question) -> Self {
+    pub(super) fn new(placement: &'a Arc<Placement>, question: Question) -> Self {
         Self { placement, question: Arc::new(question), attempts: 0 }
     }
 
@@ -157,7 +156,7 @@ impl<'a> Flow<'a> {
             let text = "other coordinators place too much at a time".to_owned();
             return Err(AppError::Busy(text));
         }
-        self.placement.decide(&self.question).await
+        self.placement.decision(&self.question).await
     }
 
     /// After a commit that failed: returns once it is worth deciding again.
@@ -175,16 +174,15 @@ impl<'a> Flow<'a> {
 }
 
 impl Placement {
-    async fn decide(&self, question: &Arc<Question>) -> Result<Decision, AppError> {
-        let _turn = self.promises.turn.lock().await;
-        let view = self.view(question);
-        let large = self.fleet.len() > INLINE_SERVERS || question.is_large();
-        let decided = if large {
-            let (question, clock) = (Arc::clone(question), Arc::clone(&self.ctx.parts.clock));
-            compute(&*self.ctx.parts.threads, move || decide(view, &question, &*clock)).await
-        } else {
-            decide(view, question, &*self.ctx.parts.clock)
-        };
+    /// Whether a decision belongs off the async threads.
+    pub(super) fn is_large(&self, question: &Question) -> bool {
+        self.fleet.len() > INLINE_SERVERS || question.is_large()
+    }
+
+    /// Decides on the fleet as it is now, and promises. No other decision is made meanwhile: see
+    /// [`super::turns`].
+    pub(super) fn decide(&self, question: &Question) -> Result<Decision, AppError> {
+        let decided = decide(self.view(question), question, &*self.ctx.parts.clock);
         let Some((outcomes, recent)) = decided else {
             let text = format!("no decision within {} s; ask for less", DECISION.as_secs());
             return Err(AppError::Busy(text));

@@ -1,6 +1,7 @@
 //! Placement: where VMs go, what that promises them, and creating them there.
 //!
-//! `ask` reads what a client wants, `flow` decides and promises, `decide` answers, `create` makes
+//! `ask` reads what a client wants, `flow` decides and promises, `turns` lets it do so once at a time,
+//! `decide` answers, `create` makes
 //! VMs, `at_end` says what the end of a task changes, `promises` holds what is promised and not yet
 //! reported, `reserve` ends reservations, `peers` keeps coordinators from taking the same room,
 //! `allocator` is the allocator's fleet, `intake` keeps it in step, `search` looks for what
@@ -21,6 +22,7 @@ mod planning;
 mod promises;
 mod reserve;
 mod search;
+mod turns;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -49,6 +51,7 @@ use intake::SharedIntake;
 use names::Names;
 use promises::Promises;
 use search::Searches;
+use turns::Turns;
 
 /// Placement; see the module.
 #[derive(Debug)]
@@ -62,6 +65,7 @@ pub struct Placement {
     packages: Arc<Packages>,
     pub(crate) promises: Arc<Promises>,
     intake: SharedIntake,
+    turns: Turns,
     searches: Searches,
     names: Names,
 }
@@ -81,7 +85,7 @@ impl Placement {
         let promises = Promises::new(config, &ctx.parts.instance, Arc::clone(&fleet), clock);
         let (promises, intake) = (Arc::new(promises), SharedIntake::default());
         let searches = Searches::new();
-        let names = Names::default();
+        let (turns, names) = (Turns::default(), Names::default());
         Arc::new(Self {
             ctx,
             agents,
@@ -92,6 +96,7 @@ impl Placement {
             packages,
             promises,
             intake,
+            turns,
             searches,
             names,
         })

@@ -325,9 +325,6 @@ impl Placing {
 #[derive(Debug)]
 pub(crate) struct Promises {
     placing: Mutex<Placing>,
-    /// Decisions are made one after the other, so that no two take the same room; the data is not
-    /// locked meanwhile.
-    pub(super) turn: tokio::sync::Mutex<()>,
     fleet: Arc<Fleet>,
     clock: SharedClock,
 }
@@ -340,7 +337,7 @@ impl Promises {
         clock: SharedClock,
     ) -> Self {
         let placing = Mutex::new(Placing::new(config, instance));
-        Self { placing, turn: tokio::sync::Mutex::default(), fleet, clock }
+        Self { placing, fleet, clock }
     }
 
     pub(in crate::app) fn lock(&self) -> MutexGuard<'_, Placing> {
