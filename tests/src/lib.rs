@@ -22,6 +22,7 @@ pub mod proxy;
 pub mod scripted_agent;
 pub mod sim;
 pub mod sim_agent;
+pub mod sim_fleet;
 pub mod system;
 pub mod terminal;
 pub mod wait;

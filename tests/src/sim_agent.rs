@@ -12,7 +12,7 @@ use muster_shared::wire::{
     TaskResult, decode, encode,
 };
 use serde_json::{Map, Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
@@ -39,6 +39,38 @@ enum Order {
     Repeat(u64),
     /// These VMs, and no others.
     Show(BTreeMap<VmUuid, VmReport>),
+    /// Nothing more: its connection is somebody else's.
+    Give(oneshot::Sender<Socket>),
+}
+
+/// VMs of a server that run, the first of another size than the rest, which have one GiB each.
+#[derive(Clone, Copy, Debug)]
+pub struct Vms {
+    /// Where.
+    pub server: ServerUuid,
+    /// How many.
+    pub count: u32,
+    /// Memory of the first, MiB.
+    pub first_mib: u64,
+}
+
+impl Vms {
+    fn all(self) -> BTreeMap<VmUuid, VmReport> {
+        let Self { server, count, first_mib } = self;
+        (0..count).map(|n| vm(server, n, if n == 0 { first_mib } else { 1_024 })).collect()
+    }
+
+    /// The message that they are all there is.
+    #[must_use]
+    pub fn whole(self) -> String {
+        encode(&FromAgent::from(Box::new(Status { report: Some(report(&self.all())) })))
+    }
+
+    /// The message that nothing has changed since they were told.
+    #[must_use]
+    pub fn unchanged(self) -> String {
+        unchanged(&self.all()).as_str().to_owned()
+    }
 }
 
 impl Drop for SimAgent {
@@ -84,8 +116,22 @@ impl SimAgent {
     /// If the connection is gone.
     pub async fn show_vms(&self, count: u32, first_mib: u64) {
         let server = self.server_uuid.parse::<ServerUuid>().expect("a uuid");
-        let vm = |n: u32| vm(server, n, if n == 0 { first_mib } else { 1_024 });
-        self.order(Order::Show((0..count).map(vm).collect())).await;
+        self.order(Order::Show(Vms { server, count, first_mib }.all())).await;
+    }
+
+    /// Gives its connection away, once it has done what it was told.
+    ///
+    /// # Panics
+    /// If the connection is gone.
+    pub async fn into_socket(self) -> std::net::TcpStream {
+        let (give, taken) = oneshot::channel();
+        self.order(Order::Give(give)).await;
+        let socket = taken.await.expect("the session gives it");
+        let MaybeTlsStream::Plain(socket) = socket.into_inner() else { panic!("it has TLS") };
+        let socket = socket.into_std().expect("it is registered");
+        // Who writes to it waits for room: what does not fit is not lost.
+        socket.set_nonblocking(false).expect("it is a socket");
+        socket
     }
 
     async fn order(&self, order: Order) {
@@ -197,6 +243,10 @@ async fn serve(mut socket: Socket, mut orders: mpsc::Receiver<Order>) {
                     unchanged = self::unchanged(&shown);
                     let report = Some(report(&shown));
                     send(&mut socket, &Box::new(Status { report }).into()).await
+                }
+                Order::Give(to) => {
+                    drop(to.send(socket));
+                    return;
                 }
             },
             received = socket.next() => match received {

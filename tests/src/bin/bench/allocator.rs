@@ -11,6 +11,7 @@ use muster_tests::daemon::{Coordinator, fresh_uuid};
 use muster_tests::http::Client;
 use muster_tests::process::cpu;
 use muster_tests::sim_agent::SimAgent;
+use muster_tests::sim_fleet::SimServer;
 use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -99,6 +100,18 @@ async fn measure(servers: usize, goal: &str) {
         if count == servers { Ok(()) } else { Err(format!("{count} of {servers}")) }
     })
     .await;
+    // Half a million records take a while to be stored.
+    let vms = servers * usize::try_from(VMS_EACH).expect("small");
+    wait_for("every VM is stored", Duration::from_secs(600), || async {
+        let stored = stored_vms(&client.get("/metrics").await.text);
+        if stored == vms {
+            return Ok(());
+        }
+        // To count them takes a while as well.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        Err(format!("{stored} of {vms}"))
+    })
+    .await;
     let reporting = report(agents);
     tokio::time::sleep(Duration::from_secs(5)).await;
 
@@ -139,6 +152,12 @@ async fn measure(servers: usize, goal: &str) {
     replays(&mut coordinator, servers).await;
 }
 
+/// How many VMs the metrics show, in whatever state.
+fn stored_vms(metrics: &str) -> usize {
+    let lines = metrics.lines().filter(|line| line.starts_with("muster_vms{"));
+    lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<usize>().ok()).sum()
+}
+
 fn kilo(bytes: u64) -> f64 {
     f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)) / 1_000.0
 }
@@ -156,7 +175,7 @@ struct Reporting {
     stop: Arc<AtomicBool>,
     /// How many were sent.
     sent: Arc<AtomicU64>,
-    task: JoinHandle<Vec<SimAgent>>,
+    task: JoinHandle<Vec<SimServer>>,
 }
 
 impl Reporting {
@@ -170,23 +189,27 @@ impl Reporting {
     }
 }
 
-/// Lets every agent report each second, in turn; one in a hundred has a VM that is another size.
+/// Lets every server give a sign of life and report each second, half a second apart, and each in its
+/// turn; one in a hundred has a VM that is another size.
 fn report(agents: Vec<SimAgent>) -> Reporting {
-    // Agents know nothing of each other: they do not report in bursts that all else waits behind.
+    // Servers know nothing of each other: they do not report in bursts that all else waits behind.
     const SLICES: usize = 500;
     let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let (over, count) = (Arc::clone(&stop), Arc::clone(&sent));
     let task = tokio::spawn(async move {
+        let servers = stream::iter(agents).then(|agent| SimServer::of(agent, VMS_EACH));
+        let mut fleet: Vec<_> = servers.collect().await;
         let mut tick = tokio::time::interval(Duration::from_secs(1) / 500);
         // Nor do they hurry to make up for a time in which they got no processor.
         tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         for round in 0_usize.. {
-            for (place, agent) in agents.iter().enumerate().skip(round % SLICES).step_by(SLICES) {
+            let slice = |offset: usize| (round + offset) % SLICES;
+            fleet.iter_mut().skip(slice(SLICES / 2)).step_by(SLICES).for_each(SimServer::beat);
+            for (place, server) in fleet.iter_mut().enumerate().skip(slice(0)).step_by(SLICES) {
                 if (place + round / SLICES).is_multiple_of(100) {
-                    let memory = 1_024 + u64::try_from(round % 7).expect("small");
-                    agent.show_vms(VMS_EACH, memory).await;
+                    server.resize(1_024 + u64::try_from(round % 7).expect("small"));
                 } else {
-                    agent.report(1).await;
+                    server.report();
                 }
                 count.fetch_add(1, Ordering::Relaxed);
             }
@@ -195,7 +218,7 @@ fn report(agents: Vec<SimAgent>) -> Reporting {
             }
             tick.tick().await;
         }
-        agents
+        fleet
     });
     Reporting { stop, sent, task }
 }
