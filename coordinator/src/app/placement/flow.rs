@@ -5,8 +5,8 @@
 //!         off the async threads when the fleet is large
 //! ```
 //!
-//! Decisions take [turns](super::turns), so no two take the same room; a promise counts from the moment a server is
-//! chosen until the commit has come back by the feed, or has failed. When another coordinator was
+//! Decisions take [turns](super::turns), so no two take the same room; a promise counts from the
+//! moment a server is chosen until the commit has come back by the feed, or has failed. When another coordinator was
 //! faster, everything is done again.
 
 use std::sync::Arc;

@@ -1,12 +1,11 @@
 //! Placement: where VMs go, what that promises them, and creating them there.
 //!
-//! `ask` reads what a client wants, `flow` decides and promises, `turns` lets it do so once at a time,
-//! `decide` answers, `create` makes
-//! VMs, `at_end` says what the end of a task changes, `promises` holds what is promised and not yet
-//! reported, `reserve` ends reservations, `peers` keeps coordinators from taking the same room,
-//! `allocator` is the allocator's fleet, `intake` keeps it in step, `search` looks for what
-//! would help, `planning` answers planners, `machine` says what a VM that is made here takes,
-//! `names` that no owner gets two VMs of one name.
+//! `ask` reads what a client wants, `flow` decides and promises, `turns` has it do so for one
+//! question at a time, `decide` answers, `create` makes VMs, `at_end` says what the end of a task
+//! changes, `promises` holds what is promised and not yet reported, `reserve` ends reservations,
+//! `peers` keeps coordinators from taking the same room, `allocator` is the allocator's fleet,
+//! `intake` keeps it in step, `search` looks for what would help, `planning` answers planners,
+//! `machine` says what a VM that is made here takes, `names` that no owner gets two VMs of one name.
 
 mod allocator;
 mod ask;

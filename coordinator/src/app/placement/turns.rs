@@ -1,7 +1,8 @@
 //! Decisions one after the other, so that no two take the same room.
 //!
-//! Questions wait in a line. Whoever finds it unserved serves it until it is empty, on one thread: the
-//! next decision begins when the last has ended, and waits for no task or thread to be woken.
+//! Questions wait in a queue. Whoever finds it empty and idle decides its own; what has come meanwhile
+//! is decided on one thread until the queue is empty. So the next decision begins when the last has
+//! ended, and waits for no task or thread to be woken.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,14 +15,15 @@ use super::Placement;
 use super::flow::{Decision, Question};
 use crate::app::error::AppError;
 
-/// The questions that wait.
+/// The questions that wait: no more than there are requests and moves under way.
 #[derive(Debug, Default)]
-pub(super) struct Turns(Mutex<Line>);
+pub(super) struct Turns(Mutex<Queue>);
 
 #[derive(Debug, Default)]
-struct Line {
+struct Queue {
     waiting: VecDeque<Turn>,
-    is_served: bool,
+    /// Somebody decides what waits.
+    is_busy: bool,
 }
 
 /// A question, and who asks it.
@@ -32,23 +34,23 @@ struct Turn {
 }
 
 impl Turns {
-    /// Puts a question at the end; `true` when nobody serves the line, which is the caller's then.
+    /// Puts a question at the end; `true` when the queue was idle: the caller decides then.
     fn join(&self, turn: Turn) -> bool {
-        let mut line = self.0.lock();
-        line.waiting.push_back(turn);
-        !std::mem::replace(&mut line.is_served, true)
+        let mut queue = self.0.lock();
+        queue.waiting.push_back(turn);
+        !std::mem::replace(&mut queue.is_busy, true)
     }
 
-    /// Puts a question back to the front, for another thread to serve.
+    /// Puts a question back to the front, for another thread.
     fn put_back(&self, turn: Turn) {
         self.0.lock().waiting.push_front(turn);
     }
 
-    /// The first question; without one the line is unserved again.
+    /// The first question; without one the queue is idle again.
     fn next(&self) -> Option<Turn> {
-        let mut line = self.0.lock();
-        let next = line.waiting.pop_front();
-        line.is_served = next.is_some();
+        let mut queue = self.0.lock();
+        let next = queue.waiting.pop_front();
+        queue.is_busy = next.is_some();
         next
     }
 }
@@ -64,29 +66,41 @@ impl Placement {
     ) -> Result<Decision, AppError> {
         let (answer, decision) = oneshot::channel();
         if self.turns.join(Turn { question: Arc::clone(question), answer }) {
-            self.serve_line(false);
+            self.decide_first();
         }
         decision.await.expect("a decision that panics has said so")
     }
 
-    /// Decides what waits. What takes milliseconds is left to a thread that `may_compute`.
-    fn serve_line(self: &Arc<Self>, may_compute: bool) {
-        while let Some(turn) = self.turns.next() {
-            // Whoever asked may have gone.
-            if turn.answer.is_closed() {
-                continue;
+    /// Decides the first question that waits, if that is quick. The rest is left to a thread of its
+    /// own: others' questions must not hold up whoever asked, nor the async thread it runs on.
+    fn decide_first(self: &Arc<Self>) {
+        if let Some(first) = self.turns.next() {
+            if self.is_large(&first.question) {
+                self.turns.put_back(first);
+            } else {
+                self.answer_turn(first);
             }
-            if !may_compute && self.is_large(&turn.question) {
-                self.turns.put_back(turn);
-                let placement = Arc::clone(self);
-                let serve = move || placement.serve_line(true);
-                return self.ctx.parts.threads.compute(Box::new(serve));
+        }
+        let Some(next) = self.turns.next() else { return };
+        self.turns.put_back(next);
+        let placement = Arc::clone(self);
+        let rest = move || {
+            while let Some(turn) = placement.turns.next() {
+                placement.answer_turn(turn);
             }
-            // The line goes on after a decision that panics; whoever asked for it does not.
-            let decided = catch_unwind(AssertUnwindSafe(|| self.decide(&turn.question)));
-            if let Ok(decided) = decided {
-                drop(turn.answer.send(decided));
-            }
+        };
+        self.ctx.parts.threads.compute(Box::new(rest));
+    }
+
+    /// Decides one question. The queue goes on after a decision that panics; whoever asked does not.
+    fn answer_turn(&self, turn: Turn) {
+        // Whoever asked may have gone.
+        if turn.answer.is_closed() {
+            return;
+        }
+        let decided = catch_unwind(AssertUnwindSafe(|| self.decide(&turn.question)));
+        if let Ok(decided) = decided {
+            drop(turn.answer.send(decided));
         }
     }
 }
@@ -106,11 +120,11 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_served_by_one_who_finds_it_unserved_and_in_order() {
+    fn a_queue_is_worked_off_in_order_by_the_one_who_finds_it_idle() {
         let turns = Turns::default();
         let counts = |turn: Option<Turn>| turn.map(|turn| turn.question.ask.count);
-        assert!(turns.join(turn(1)), "the first serves it");
-        assert!(!turns.join(turn(2)), "it is served");
+        assert!(turns.join(turn(1)), "it was idle");
+        assert!(!turns.join(turn(2)), "the first is at work");
         let first = turns.next().unwrap();
         assert!(!turns.join(turn(3)), "also while the first is decided");
         turns.put_back(first);
@@ -118,6 +132,6 @@ mod tests {
             assert_eq!(counts(turns.next()), Some(count));
         }
         assert_eq!(counts(turns.next()), None);
-        assert!(turns.join(turn(4)), "it is served no more");
+        assert!(turns.join(turn(4)), "it is idle again");
     }
 }
