@@ -31,9 +31,9 @@ use super::{Connection, Dialer, Frame, FrameSink, FrameStream, LinkError};
 use crate::entropy::SharedEntropy;
 use crate::wire::{ENDPOINT_PATH, MAX_FRAME_BYTES};
 
-/// Read buffer of a connection, bytes: most frames are smaller. The library zeroes it for each read, so
-/// the default of 128 KiB is what makes ten thousand connections expensive.
-const READ_BUFFER_BYTES: usize = 2048;
+/// Read buffer of a connection, bytes. The library zeroes what is free of it for each read; the default of
+/// 128 KiB is what makes ten thousand connections expensive. Byte streams are read by it as well.
+const READ_BUFFER_BYTES: usize = 4096;
 /// Longest time for name resolution, for TCP, and for TLS with the handshake, each.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time a close frame may take to be written.
