@@ -45,7 +45,7 @@ pub trait Incoming: fmt::Debug + Send + Sync + 'static {
     /// Whether a connection still gives its signs of life.
     fn hears(&self, server: ServerUuid, connection: ConnectionId) -> bool;
 
-    /// How long nothing has arrived on a connection.
+    /// How long nothing has arrived on a connection; `None` when it is not open.
     fn silence(&self, server: ServerUuid, connection: ConnectionId) -> Option<Duration>;
 
     /// A heartbeat; the skew is the agent's wall clock less ours, ms, if it told its time.

@@ -55,8 +55,10 @@ impl Reader {
                 self.heartbeat(&heartbeat);
                 continue;
             }
-            // Nothing that came before is waiting, so nothing is overtaken.
+            // Nothing that came before is waiting, so nothing is overtaken; without its worker the
+            // connection has had its turn.
             if backlog.is_empty()
+                && !self.work.is_closed()
                 && let Some(status) = short_report(&text)
             {
                 self.reports.lock().take(&self.session, status);
@@ -77,7 +79,10 @@ impl Reader {
     }
 
     async fn broken(self, error: &LinkError) {
-        tracing::info!(parent: &self.session.span, error = %Chain(error), "the agent's connection ended");
+        tracing::info!(
+            parent: &self.session.span,
+            error = %Chain(error), "the agent's connection ended"
+        );
         if matches!(error, LinkError::TooLarge { .. }) {
             say(&self.end, (1009, "a frame is over the limit")).await;
         }

@@ -51,7 +51,8 @@ impl Reports {
 }
 
 /// The report that a frame is, if it is a short one: most frames are, and to hand one to the worker
-/// costs as much as to take it over.
+/// costs as much as to take it over. Any other frame, also one that is written another way, is the
+/// worker's.
 pub(super) fn short_report(text: &str) -> Option<Status> {
     if text.len() > MAX_SHORT_BYTES || !text.starts_with(r#"{"kind":"status""#) {
         return None;

@@ -169,7 +169,7 @@ impl<S: AsyncRead> WatchedIo<S> {
         };
     }
 
-    /// Learns what the requests are about.
+    /// Follows what the requests of the connection do.
     fn look(&mut self) {
         match self.phase {
             Phase::Upgraded => {}
