@@ -233,12 +233,12 @@ impl<'a> Run<'a> {
         if removed.iter().all(|(_, reason)| reason.is_none()) {
             return Reasons::None;
         }
-        let gone = before.iter().filter(|slot| !self.remaining.has(*slot));
+        let gone = before.in_order(removed.iter().map(|(slot, _)| *slot));
         let because = |slot| {
             let place = removed.binary_search_by_key(&slot, |(slot, _)| *slot).ok()?;
             Some((slot, removed[place].1.take()?))
         };
-        Reasons::each(gone.filter_map(because).collect())
+        Reasons::each(gone.into_iter().filter_map(because).collect())
     }
 
     /// [`Run::filter`] for algorithms that give no reasons.
@@ -444,12 +444,13 @@ impl<'a> Run<'a> {
 
     /// The list in ascending order of a number; stable.
     pub(crate) fn sorted_by(&self, key: impl Fn(&Self, u32) -> f64) -> Vec<u32> {
-        stable_order(self.list(), |slot| key(self, slot))
+        stable_order(self.list(), self.remaining.set(), |slot| key(self, slot))
     }
 
     /// Has the servers left by RAM left, the most first, without so many of those.
     pub(crate) fn leave_by_ram(&mut self, without: usize) {
-        let sorted = Sorted::of(self.list(), |slot| -self.left(slot).ram);
+        let left = |slot| -self.left(slot).ram;
+        let sorted = Sorted::of(self.list(), self.remaining.set(), left);
         let list = match &sorted {
             Some(sorted) => sorted.slots().skip(without).collect(),
             None => self.sorted_by(|run, slot| -run.left(slot).ram).split_off(without),
@@ -461,7 +462,7 @@ impl<'a> Run<'a> {
     /// The list by RAM left, the least or the most first; stable.
     pub(crate) fn sorted_by_ram(&self, least_first: bool) -> Vec<u32> {
         match &self.by_ram {
-            Some(sorted) if least_first => sorted.descending(|slot| self.remaining.has(slot)),
+            Some(sorted) if least_first => sorted.descending(self.remaining.set()),
             Some(_) => self.list().to_vec(),
             None if least_first => self.sorted_by(|run, slot| run.left(slot).ram),
             None => self.sorted_by(|run, slot| -run.left(slot).ram),

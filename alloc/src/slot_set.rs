@@ -51,6 +51,11 @@ impl SlotSet {
         slots
     }
 
+    /// Slots that the set can have.
+    pub(crate) fn capacity(&self) -> usize {
+        self.0.len() * WORD
+    }
+
     /// How many words there are.
     pub(crate) fn words(&self) -> usize {
         self.0.len()

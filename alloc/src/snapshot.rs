@@ -15,7 +15,7 @@ use crate::promises::DiskPromise;
 use crate::ratios::{RatioPolicy, Ratios};
 use crate::server::{Nics, Platform, Server, Unreserved, flag};
 use crate::server_name::ServerName;
-use crate::slot_set::{CHUNK, SlotSet, WORD, slots_of};
+use crate::slot_set::{CHUNK, WORD, slots_of};
 
 /// Slots of a chunk's servers, one array per question.
 #[derive(Clone, Debug)]
@@ -163,11 +163,6 @@ impl Snapshot {
     pub(crate) fn flagged(&self, word: usize, bit: u32) -> u64 {
         const WORDS: usize = CHUNK / WORD;
         self.chunks[word / WORDS].flags.word(word % WORDS, bit)
-    }
-
-    /// All slots that have the flag.
-    pub(crate) fn all_flagged(&self, bit: u32) -> SlotSet {
-        SlotSet::by_word(self.words(), |word| self.flagged(word, bit))
     }
 
     #[inline]

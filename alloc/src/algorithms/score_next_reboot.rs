@@ -24,8 +24,12 @@ fn run(run: &mut Run<'_>) -> Reasons {
         return Reasons::skip("One or fewer servers");
     }
     let snapshot = run.snapshot;
-    let (planned, unplanned) = parted(run.list(), &snapshot.all_flagged(flag::REBOOT));
-    let planned = stable_order(&planned, |slot| -snapshot.reboot_ms(slot));
+    let left = run.remaining().set();
+    let set = SlotSet::by_word(left.words(), |word| {
+        left.word(word) & snapshot.flagged(word, flag::REBOOT)
+    });
+    let (planned, unplanned) = parted(run.list(), &set);
+    let planned = stable_order(&planned, &set, |slot| -snapshot.reboot_ms(slot));
     let mut buckets = Vec::new();
     if !unplanned.is_empty() {
         buckets.push(unplanned.as_slice());
