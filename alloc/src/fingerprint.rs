@@ -1,5 +1,10 @@
 //! A decision in 64 bits: two outcomes with the same fingerprint have the same steps, verdicts
 //! and scores. Independent of the process and of the places servers have in a snapshot.
+//!
+//! A server is a random number, so a set of servers is their sum, whose order does not matter: a
+//! step costs the words of a set, not its servers one by one. In which order they were looked at goes
+//! in once, at the beginning, and their scores once, at the end. Earlier versions mixed every list of
+//! every step, server by server; their records are compared in that form.
 
 use std::iter::repeat_n;
 use std::sync::Arc;
@@ -7,7 +12,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::outcome::Outcome;
-use crate::reason::{Deltas, Reason, Reasons};
+use crate::reason::{Deltas, Reason, Reasons, Scored};
 use crate::remaining::Remaining;
 use crate::server_name::ServerName;
 
@@ -42,10 +47,52 @@ pub(crate) fn server_id(server: &ServerName) -> u64 {
     }
 }
 
+/// What fingerprints begin with that are made of sums.
+const SUMS: &str = "2-";
+/// An odd number without a pattern in its bits: places that follow each other differ in many of them.
+const PLACE: u64 = 0xd6e8_feb8_6659_fd93;
+
 impl Outcome {
     /// The decision's fingerprint.
     #[must_use]
-    pub fn fingerprint(&self) -> u64 {
+    pub fn fingerprint(&self) -> String {
+        format!("{SUMS}{:016x}", self.by_sums())
+    }
+
+    /// The decision's fingerprint in the form of another, to be compared with it.
+    #[must_use]
+    pub fn fingerprint_like(&self, other: &str) -> String {
+        if other.starts_with(SUMS) {
+            return self.fingerprint();
+        }
+        format!("{:016x}", self.one_by_one())
+    }
+
+    fn by_sums(&self) -> u64 {
+        let placed = |(place, slot): (u64, u32)| mix(place.wrapping_mul(PLACE), self.id(slot));
+        let mut steps = self.steps.iter();
+        let order = steps.next().into_iter().flat_map(|first| first.remaining.iter());
+        let mut hash = (1..).zip(order).map(placed).fold(0, u64::wrapping_add);
+        let mut last: Option<&Arc<Remaining>> = None;
+        for step in &self.steps {
+            hash = mix_text(hash, step.title());
+            let now = &step.remaining;
+            if !last.is_some_and(|last| Arc::ptr_eq(last, now)) {
+                let ids = now.set().iter().map(|slot| self.id(slot));
+                hash = mix(mix(hash, now.len() as u64), ids.fold(0, u64::wrapping_add));
+                last = Some(now);
+            }
+            hash = match &step.reasons {
+                Reasons::Scored(scored) => mix_deltas(mix(hash, 4), &scored.deltas),
+                reasons => self.mix_reasons(hash, reasons),
+            };
+        }
+        let scored = |slot: u32| mix(self.scores[slot as usize].to_bits(), self.id(slot));
+        let left = last.into_iter().flat_map(|left| left.set().iter());
+        self.mix_server(mix(hash, left.map(scored).fold(0, u64::wrapping_add)))
+    }
+
+    fn one_by_one(&self) -> u64 {
         let mut hash = 0;
         let mut last: Option<&Arc<Remaining>> = None;
         for step in &self.steps {
@@ -60,6 +107,15 @@ impl Outcome {
             }
             hash = self.mix_reasons(hash, &step.reasons);
         }
+        self.mix_server(hash)
+    }
+
+    /// What stands for a server.
+    fn id(&self, slot: u32) -> u64 {
+        self.snapshot.id(slot)
+    }
+
+    fn mix_server(&self, hash: u64) -> u64 {
         match &self.server {
             None => mix(hash, 0),
             Some(choice) => {
@@ -69,8 +125,24 @@ impl Outcome {
     }
 
     fn mix_slots(&self, hash: u64, len: usize, slots: impl Iterator<Item = u32>) -> u64 {
-        let start = mix(hash, len as u64);
-        slots.fold(start, |hash, slot| mix(hash, self.snapshot.id(slot)))
+        slots.fold(mix(hash, len as u64), |hash, slot| mix(hash, self.id(slot)))
+    }
+
+    fn mix_scored(&self, hash: u64, scored: &Scored) -> u64 {
+        let order = &scored.order;
+        let mut hash = self.mix_slots(mix(hash, 4), order.len(), order.iter().copied());
+        hash = match &scored.deltas {
+            Deltas::Linear(weight) => mix(hash, weight.to_bits()),
+            Deltas::Groups(groups) => groups
+                .iter()
+                .flat_map(|(len, delta)| repeat_n(delta.to_bits(), *len))
+                .fold(hash, mix),
+            Deltas::BySlot(deltas) => {
+                order.iter().fold(hash, |hash, slot| mix(hash, deltas[*slot as usize].to_bits()))
+            }
+        };
+        let zones = scored.zones.iter().flatten();
+        zones.fold(hash, |hash, n| mix(hash, u64::from(*n)))
     }
 
     fn mix_reasons(&self, hash: u64, reasons: &Reasons) -> u64 {
@@ -78,30 +150,26 @@ impl Outcome {
             Reasons::None => mix(hash, 1),
             Reasons::Skip(text) => mix_text(mix(hash, 2), text),
             Reasons::Loaded => mix(hash, 3),
-            Reasons::Scored(scored) => {
-                let order = &scored.order;
-                let mut hash = self.mix_slots(mix(hash, 4), order.len(), order.iter().copied());
-                hash = match &scored.deltas {
-                    Deltas::Linear(weight) => mix(hash, weight.to_bits()),
-                    Deltas::Groups(groups) => groups
-                        .iter()
-                        .flat_map(|(len, delta)| repeat_n(delta.to_bits(), *len))
-                        .fold(hash, mix),
-                    Deltas::BySlot(deltas) => order
-                        .iter()
-                        .fold(hash, |hash, slot| mix(hash, deltas[*slot as usize].to_bits())),
-                };
-                let zones = scored.zones.iter().flatten();
-                zones.fold(hash, |hash, n| mix(hash, u64::from(*n)))
-            }
+            Reasons::Scored(scored) => self.mix_scored(hash, scored),
             Reasons::Each { each, shared, all } => {
                 let mut hash = shared.iter().chain(all).fold(mix(hash, 5), |h, t| mix_text(h, t));
                 for (slot, reason) in each {
-                    hash = mix_reason(mix(hash, self.snapshot.id(*slot)), reason);
+                    hash = mix_reason(mix(hash, self.id(*slot)), reason);
                 }
                 hash
             }
         }
+    }
+}
+
+/// What a scorer did, as far as the scores in the end don't tell.
+fn mix_deltas(hash: u64, deltas: &Deltas) -> u64 {
+    match deltas {
+        Deltas::Linear(weight) => mix(hash, weight.to_bits()),
+        Deltas::Groups(groups) => groups
+            .iter()
+            .fold(hash, |hash, (len, delta)| mix(mix(hash, *len as u64), delta.to_bits())),
+        Deltas::BySlot(_) => hash,
     }
 }
 
@@ -120,5 +188,63 @@ fn mix_reason(hash: u64, reason: &Reason) -> u64 {
         }
         Reason::Spare(x) => mix(mix(hash, 10), x.to_bits()),
         Reason::Count(n) => mix(mix(hash, 11), u64::from(*n)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Config, Fleet, HostOs, Options, Order, Request, allocate};
+
+    /// A decision among servers with so much memory each, GiB.
+    fn outcome(memory: &[u64]) -> Outcome {
+        let config = Config::reference_default(HostOs::Any);
+        let mut fleet = Fleet::new(&config);
+        for (n, gib) in (1..).zip(memory) {
+            let record = json!({
+                "uuid": Uuid::from_u128(n), "setup": true, "status": "running", "vms": {},
+                "headnode": false, "reserved": false, "reservoir": false, "traits": {},
+                "reservation_ratio": 0.15, "overprovision_ratios": { "ram": 1, "disk": 1 },
+                "memory_available_bytes": gib << 30, "memory_total_bytes": gib << 30,
+                "disk_pool_size_bytes": 1_u64 << 42, "disk_pool_alloc_bytes": 0,
+                "disk_installed_images_used_bytes": 0, "disk_zone_quota_bytes": 0,
+                "disk_kvm_quota_bytes": 0, "disk_kvm_zvol_volsize_bytes": 0,
+                "disk_cores_quota_used_bytes": 0, "disk_system_used_bytes": 0,
+                "current_platform": "20230101T000000Z", "last_boot": "2023-01-01T00:00:00.000Z",
+                "sysinfo": {
+                    "CPU Total Cores": 16, "SDC Version": "7.0", "Live Image": "20230101T000000Z",
+                    "Network Interfaces": {
+                        "net0": { "Link Status": "up", "NIC Names": ["admin"] },
+                    },
+                },
+            });
+            fleet.upsert_server(Arc::new(record.as_object().unwrap().clone())).unwrap();
+        }
+        let body = json!({
+            "vm": { "vm_uuid": Uuid::from_u128(1), "owner_uuid": Uuid::from_u128(2), "ram": 1_024,
+                    "cpu_cap": 100, "quota": 10 },
+            "image": {}, "nic_tags": ["admin"],
+        });
+        let request = Request::parse(body.as_object().unwrap()).unwrap();
+        let options = Options { order: Order::Uuid, seed: 1, ..Options::default() };
+        let outcome = allocate(&fleet.snapshot(), &request, &config, &options);
+        assert!(outcome.server.is_some(), "{}", outcome.failure());
+        outcome
+    }
+
+    #[test]
+    fn records_of_earlier_versions_compare_in_their_own_form() {
+        let (one, same, other) = (outcome(&[32, 64]), outcome(&[32, 64]), outcome(&[64, 32]));
+        for like in [one.fingerprint(), "0123456789abcdef".to_owned()] {
+            let form = |outcome: &Outcome| outcome.fingerprint_like(&like);
+            assert_eq!(form(&one), form(&same));
+            assert_ne!(form(&one), form(&other), "like {like}");
+            assert_eq!(form(&one).len(), like.len());
+        }
+        // As they are stored: neither may ever change.
+        let stored = (one.fingerprint_like(""), one.fingerprint());
+        assert_eq!(stored, ("2d6b74b014f77ba5".to_owned(), "2-c4a1610d029f039d".to_owned()));
     }
 }

@@ -96,7 +96,7 @@ pub(super) fn taken_down(
         recent: Value::Null,
         snapshot_id: None,
         snapshot_revision: outcome.snapshot().revision(),
-        fingerprint: format!("{:016x}", outcome.fingerprint()),
+        fingerprint: outcome.fingerprint(),
         steps: outcome.steps.iter().map(step).collect(),
         best: outcome.best(BEST).into_iter().filter_map(best).collect(),
     }

@@ -36,7 +36,7 @@ impl Decisions {
         let options =
             Options { order: order_of(&record), ..self.options(Some(record.seed), &record.recent) };
         let again = allocate(&snapshot, &request, policy, &options);
-        let fingerprint = format!("{:016x}", again.fingerprint());
+        let fingerprint = again.fingerprint_like(&record.fingerprint);
         let server = again.server.as_ref();
         Ok(json!({
             "id": id,
