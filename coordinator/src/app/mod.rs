@@ -52,6 +52,7 @@ pub use caller::Caller;
 pub use config::{AllocationConfig, AppConfig, BootSettings, HistoryLimits, Parts};
 pub use context::Context;
 pub use decisions::Decisions;
+pub(crate) use decisions::HistoryStep;
 pub use error::AppError;
 pub use expected::Expected;
 pub use monitoring::FleetCounts;

@@ -5,27 +5,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pause;
-use crate::app::App;
+use crate::app::{App, HistoryStep};
 
 /// How often reservations are looked at.
 const TICK: Duration = Duration::from_secs(1);
 /// Saving a snapshot is followed by so many times as long a rest: requests come first.
 const REST: u32 = 4;
-/// Decisions are left alone for so long: of a burst most are overtaken before anybody wants them.
+/// How long after a decision, and how often in a burst of them, the history is looked at.
 const SETTLE: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(app: Arc<App>) {
     loop {
         let before = app.ctx.parts.clock.monotonic();
         match app.decisions.step().await {
-            Ok(true) => {
+            Ok(HistoryStep::Saved) => {
                 let elapsed = app.ctx.parts.clock.monotonic().saturating_sub(before);
                 tokio::time::sleep(elapsed * REST).await;
             }
-            Ok(false) => {
+            Ok(HistoryStep::AllSaved) => {
                 app.decisions.wake.notified().await;
                 tokio::time::sleep(SETTLE).await;
             }
+            Ok(HistoryStep::Later) => tokio::time::sleep(SETTLE).await,
             Err(error) => {
                 tracing::warn!(%error, "cannot keep the history of decisions");
                 pause(&app).await;

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use muster_shared::api::allocation::{Decision, DecisionDetail};
@@ -18,6 +19,11 @@ use crate::store::Damaged;
 
 /// Decisions whose snapshots are kept unasked.
 pub(super) const SNAPSHOTS: usize = 100;
+/// Decisions that follow each other faster are a burst: of its snapshots, most are overtaken before
+/// anybody wants them.
+const QUIET: Duration = Duration::from_secs(1);
+/// Longest that a burst puts off saving a snapshot.
+const OVERDUE: Duration = Duration::from_secs(30);
 /// Most snapshots in memory: decisions that are made side by side don't end in the order of their
 /// ids, which says which are the newest.
 const HELD: usize = SNAPSHOTS + 64;
@@ -69,6 +75,10 @@ struct Rest {
 pub(super) struct History {
     /// Newest last.
     held: VecDeque<Held>,
+    /// When the newest of them came, on the monotonic clock.
+    added_at: Duration,
+    /// When one was saved last, or began to wait for it.
+    saved_at: Duration,
     /// All records, oldest first.
     known: BTreeMap<Uuid, Known>,
     /// Those of them whose snapshots were asked to be kept: they are few, and looked for after each
@@ -127,7 +137,11 @@ impl History {
         }
     }
 
-    pub(super) fn add(&mut self, held: Held) {
+    pub(super) fn add(&mut self, held: Held, now: Duration) {
+        if self.held.is_empty() {
+            self.saved_at = now;
+        }
+        self.added_at = now;
         self.held.push_back(held);
         if self.held.len() > HELD {
             self.held.pop_front();
@@ -139,6 +153,11 @@ impl History {
         self.held.iter().find(|held| held.id == id).cloned()
     }
 
+    /// Whether to save one of them now, if there is any.
+    pub(super) fn is_due(&self, now: Duration) -> bool {
+        now.saturating_sub(self.added_at) >= QUIET || now.saturating_sub(self.saved_at) >= OVERDUE
+    }
+
     /// The newest that is only in memory and wanted: older ones may be overtaken before it is their
     /// turn, and are forgotten then.
     pub(super) fn unsaved(&mut self) -> Option<Held> {
@@ -148,7 +167,8 @@ impl History {
     }
 
     /// What a decision was made on is in blobs.
-    pub(super) fn saved(&mut self, id: Uuid) {
+    pub(super) fn saved(&mut self, id: Uuid, now: Duration) {
+        self.saved_at = now;
         self.held.retain(|held| held.id != id);
     }
 
@@ -183,5 +203,39 @@ impl History {
     fn oldest_wanted(&self) -> Uuid {
         let unasked = self.known.iter().rev().filter(|(_, known)| !known.decision.keep);
         unasked.map(|(id, _)| *id).nth(SNAPSHOTS - 1).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alloc::{Fleet, HostOs};
+
+    fn held(id: u128) -> Held {
+        let policy = Arc::new(Config::reference_default(HostOs::Any));
+        let snapshot = Fleet::new(&policy).snapshot();
+        let (id, config_hash) = (Uuid::from_u128(id), String::new());
+        Held { id, snapshot_id: id, snapshot, policy, config_hash }
+    }
+
+    #[test]
+    fn a_burst_puts_off_saving_but_not_for_ever() {
+        let (start, step) = (Duration::from_secs(100), QUIET / 10);
+        let mut history = History::default();
+        let mut now = start;
+        let mut waited = Vec::new();
+        for id in 0..1_000 {
+            history.add(held(id), now);
+            if history.is_due(now) {
+                waited.push(now);
+                let newest = history.unsaved().unwrap();
+                assert_eq!(newest.id, Uuid::from_u128(id));
+                history.saved(newest.id, now);
+            }
+            now += step;
+        }
+        assert_eq!(waited, [start + OVERDUE, start + OVERDUE * 2, start + OVERDUE * 3]);
+        assert!(!history.is_due(now), "{now:?}");
+        assert!(history.is_due(now - step + QUIET), "once it is quiet");
     }
 }

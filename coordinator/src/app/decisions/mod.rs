@@ -135,6 +135,17 @@ impl Follow for Decisions {
     }
 }
 
+/// What a step of the background job came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HistoryStep {
+    /// A snapshot was saved.
+    Saved,
+    /// There is none to save.
+    AllSaved,
+    /// There may be some, but many decisions are made just now.
+    Later,
+}
+
 /// The history, and how its background job is woken.
 #[derive(Debug)]
 pub struct Decisions {
@@ -211,7 +222,7 @@ impl Decisions {
         let mut history = self.history.lock();
         history.asked_for(record.snapshot_id);
         if !record.decision.keep {
-            history.add(Held::of(record, outcome, policy));
+            history.add(Held::of(record, outcome, policy), self.ctx.now());
         }
         drop(history);
         self.wake.notify_one();
@@ -223,14 +234,17 @@ impl Decisions {
         put.map(drop).map_err(failed)
     }
 
-    /// One step of the background job: deletes what is over the bounds and saves one snapshot;
-    /// `false` when there is none to save.
+    /// One step of the background job: deletes what is over the bounds and saves one snapshot, if
+    /// it is time for it.
     ///
     /// # Errors
     /// [`AppError::Store`], [`AppError::Blob`]; it is tried again.
-    pub(crate) async fn step(&self) -> Result<bool, AppError> {
+    pub(crate) async fn step(&self) -> Result<HistoryStep, AppError> {
         self.sweep().await?;
-        self.save_next().await
+        if !self.history.lock().is_due(self.ctx.now()) {
+            return Ok(HistoryStep::Later);
+        }
+        Ok(if self.save_next().await? { HistoryStep::Saved } else { HistoryStep::AllSaved })
     }
 
     /// Writes what is only in memory: the application stops, and nothing is decided any more.
@@ -256,7 +270,7 @@ impl Decisions {
         let next = self.history.lock().unsaved();
         let Some(held) = next else { return Ok(false) };
         self.save(&held).await?;
-        self.history.lock().saved(held.id);
+        self.history.lock().saved(held.id, self.ctx.now());
         Ok(true)
     }
 
