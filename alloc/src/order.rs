@@ -99,11 +99,11 @@ struct Digits {
 }
 
 impl Digits {
-    /// For keys up to this one.
+    /// For keys up to this one; if that is 0, they are equal and need no pass.
     fn of(most: u64) -> Self {
         let bits = u64::BITS - most.leading_zeros();
         let passes = bits.div_ceil(DIGIT_BITS);
-        Self { width: bits.checked_div(passes).map_or(0, |_| bits.div_ceil(passes)), passes }
+        Self { width: bits.div_ceil(passes.max(1)), passes }
     }
 
     /// How many values a digit has.
