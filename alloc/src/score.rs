@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::reason::{Deltas, Reasons, Scored, share};
 use crate::run::Run;
-use crate::slot_set::slots_of;
 use crate::snapshot::Snapshot;
 
 /// The text where a weight is 0.
@@ -39,34 +38,28 @@ pub(crate) fn normalize(
     weight: f64,
 ) -> Reasons {
     let (snapshot, slots) = (run.snapshot, run.remaining().set());
-    let words = || (0..slots.words()).map(|word| slots_of(word, slots.word(word)));
+    let figures = || slots.iter().map(|slot| (slot, figure(snapshot, slot)));
     let (mut min, mut max) = (f64::INFINITY, f64::NEG_INFINITY);
-    for word in words() {
-        for slot in word {
-            let x = figure(snapshot, slot);
-            // Hardly ever true, so that no step waits for the one before it.
-            if x < min {
-                min = x;
-            }
-            if x > max {
-                max = x;
-            }
+    for (_, x) in figures() {
+        // Hardly ever true, so that no step waits for the one before it.
+        if x < min {
+            min = x;
+        }
+        if x > max {
+            max = x;
         }
     }
     let scale = 1.0 / (max - min) * weight.abs();
     let mut deltas = vec![0.0; snapshot.capacity()];
-    for word in words() {
-        for slot in word {
-            let x = figure(snapshot, slot);
-            let x = if x.is_nan() { min } else { x };
-            deltas[slot as usize] = if max <= min {
-                weight
-            } else if weight > 0.0 {
-                (x - min) * scale
-            } else {
-                (max - x) * scale
-            };
-        }
+    for (slot, x) in figures() {
+        let x = if x.is_nan() { min } else { x };
+        deltas[slot as usize] = if max <= min {
+            weight
+        } else if weight > 0.0 {
+            (x - min) * scale
+        } else {
+            (max - x) * scale
+        };
     }
     let order = Arc::clone(run.list());
     finish(run, Scored { order, deltas: Deltas::BySlot(deltas), zones: None })
