@@ -146,10 +146,10 @@ impl<'a> Evaluation<'a> {
         self.steps = vec![Step { algorithm: None, remaining, reasons: Reasons::None }];
         self.evaluate(&config.expr);
         let run = &self.run;
-        let chosen = if config.first_wins { run.list().first().copied() } else { best(run) };
-        let server = chosen.map(|slot| Choice {
+        let chosen = if config.first_wins { first(run) } else { best(run) };
+        let server = chosen.map(|(slot, score)| Choice {
             server_uuid: snapshot.server(slot).name.clone(),
-            score: run.scores()[slot as usize],
+            score,
             unreserved: (!matches!(run.found.left(), Left::Unknown)).then(|| run.left(slot)),
             ratios: run.ratios(slot),
         });
@@ -197,13 +197,16 @@ impl<'a> Evaluation<'a> {
     }
 }
 
-/// The highest score; on a tie the later server.
-fn best(run: &Run<'_>) -> Option<u32> {
-    let score = |slot: u32| run.scores()[slot as usize];
-    run.list()
-        .iter()
-        .copied()
-        .reduce(|best, slot| if score(best) > score(slot) { best } else { slot })
+/// The first server, and its score.
+fn first(run: &Run<'_>) -> Option<(u32, f64)> {
+    run.list().first().copied().zip(run.scores().of(run.list()).first().copied())
+}
+
+/// The server with the highest score; on a tie the later one.
+fn best(run: &Run<'_>) -> Option<(u32, f64)> {
+    let scores = run.scores().of(run.list());
+    let servers = run.list().iter().copied().zip(scores.iter().copied());
+    servers.reduce(|best, server| if best.1 > server.1 { best } else { server })
 }
 
 /// What servers have left, for planners.

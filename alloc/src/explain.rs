@@ -85,16 +85,16 @@ impl Notes {
         };
         let deltas = match reasons {
             Reasons::Scored(scored) => {
-                let mut deltas = vec![None; run.scores().len()];
-                for (place, slot) in scored.order.iter().enumerate() {
-                    deltas[*slot as usize] = Some(scored.delta(place));
+                let mut deltas = vec![None; run.snapshot.capacity()];
+                for (slot, delta) in scored.list.iter().zip(scored.changes()) {
+                    deltas[*slot as usize] = Some(delta);
                 }
                 Some(deltas)
             }
             _ => None,
         };
         let last = self.0.last().map(|last| &last.scores).filter(|_| deltas.is_none());
-        let scores = last.cloned().unwrap_or_else(|| Arc::new(run.scores().to_vec()));
+        let scores = last.cloned().unwrap_or_else(|| Arc::new(run.scores().by_slot().to_vec()));
         let compares = algorithm.compares.is_some() && skipped.is_none();
         let kept = Arc::clone(run.remaining());
         let found = compares.then(|| run.found.clone());

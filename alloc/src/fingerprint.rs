@@ -13,8 +13,9 @@ use uuid::Uuid;
 
 use crate::algorithm::Kind;
 use crate::outcome::{Outcome, Step};
-use crate::reason::{Deltas, Reason, Reasons, Scored};
+use crate::reason::{Reason, Reasons};
 use crate::remaining::Remaining;
+use crate::score::{Scored, Scoring};
 use crate::server_name::ServerName;
 
 /// Mixes one number into a hash.
@@ -86,13 +87,16 @@ impl Outcome {
                 last = Some(now);
             }
             hash = match &step.reasons {
-                Reasons::Scored(scored) => mix_deltas(mix(hash, 4), &scored.deltas),
+                Reasons::Scored(scored) => mix_scoring(mix(hash, 4), scored),
                 reasons => self.mix_reasons(hash, reasons),
             };
         }
-        let scored = |slot: u32| mix(self.scores[slot as usize].to_bits(), self.id(slot));
-        let left = last.into_iter().flat_map(|left| left.set().iter());
-        self.mix_server(mix(hash, left.map(scored).fold(0, u64::wrapping_add)))
+        let scored = |(slot, score): (&u32, &f64)| mix(score.to_bits(), self.id(*slot));
+        let scores = last.map(|left| {
+            let list = left.list();
+            list.iter().zip(self.scores.of(list).iter()).map(scored).fold(0, u64::wrapping_add)
+        });
+        self.mix_server(mix(hash, scores.unwrap_or(0)))
     }
 
     fn one_by_one(&self) -> u64 {
@@ -132,20 +136,23 @@ impl Outcome {
     }
 
     fn mix_scored(&self, hash: u64, scored: &Scored) -> u64 {
-        let order = &scored.order;
-        let mut hash = self.mix_slots(mix(hash, 4), order.len(), order.iter().copied());
-        hash = match &scored.deltas {
-            Deltas::Linear(weight) => mix(hash, weight.to_bits()),
-            Deltas::Groups(groups) => groups
-                .iter()
-                .flat_map(|(len, delta)| repeat_n(delta.to_bits(), *len))
+        let places = scored.places();
+        let slots = || places.iter().map(|place| scored.list[*place as usize]);
+        let mut hash = self.mix_slots(mix(hash, 4), places.len(), slots());
+        hash = match &scored.scoring {
+            Scoring::InOrder { weight, .. } | Scoring::ByRank { weight, .. } => {
+                mix(hash, weight.to_bits())
+            }
+            Scoring::Buckets(buckets) => buckets
+                .all(places.len())
+                .into_iter()
+                .flat_map(|(len, change)| repeat_n(change.to_bits(), len))
                 .fold(hash, mix),
-            Deltas::BySlot(deltas) => {
-                order.iter().fold(hash, |hash, slot| mix(hash, deltas[*slot as usize].to_bits()))
+            Scoring::Each(changes) => {
+                changes.iter().fold(hash, |hash, change| mix(hash, change.to_bits()))
             }
         };
-        let zones = scored.zones.iter().flatten();
-        zones.fold(hash, |hash, n| mix(hash, u64::from(*n)))
+        slots().filter_map(|slot| scored.zones_of(slot)).fold(hash, |hash, n| mix(hash, n.into()))
     }
 
     fn mix_reasons(&self, hash: u64, reasons: &Reasons) -> u64 {
@@ -172,13 +179,16 @@ fn keeps_order(step: &Step) -> bool {
 }
 
 /// What a scorer did, as far as the scores in the end don't tell.
-fn mix_deltas(hash: u64, deltas: &Deltas) -> u64 {
-    match deltas {
-        Deltas::Linear(weight) => mix(hash, weight.to_bits()),
-        Deltas::Groups(groups) => groups
-            .iter()
-            .fold(hash, |hash, (len, delta)| mix(mix(hash, *len as u64), delta.to_bits())),
-        Deltas::BySlot(_) => hash,
+fn mix_scoring(hash: u64, scored: &Scored) -> u64 {
+    match &scored.scoring {
+        Scoring::InOrder { weight, .. } | Scoring::ByRank { weight, .. } => {
+            mix(hash, weight.to_bits())
+        }
+        Scoring::Buckets(buckets) => buckets
+            .all(scored.list.len())
+            .into_iter()
+            .fold(hash, |hash, (len, change)| mix(mix(hash, len as u64), change.to_bits())),
+        Scoring::Each(_) => hash,
     }
 }
 

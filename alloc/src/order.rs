@@ -2,20 +2,151 @@
 
 use crate::slot_set::{SlotSet, slots_of};
 
-/// Bits of a slot.
-const SLOT_BITS: u32 = 24;
-const SLOT: u64 = (1 << SLOT_BITS) - 1;
-/// How far apart keys may be that fit a number with the slot beside them.
-const RANGE: u64 = 1 << (u64::BITS - SLOT_BITS);
+/// Bits of a slot, or of a place in a list.
+const INDEX_BITS: u32 = 24;
+const INDICES: usize = 1 << INDEX_BITS;
+/// How far apart keys may be that fit a number with the index beside them.
+const RANGE: u64 = 1 << (u64::BITS - INDEX_BITS);
 /// Most bits that one pass sorts by: its counters are to stay in the processor's first cache.
 const DIGIT_BITS: u32 = 12;
 /// Shorter lists are sorted by comparing.
 const SHORT: usize = 512;
 
-/// The slots in ascending order of their keys; equal ones (and whatever is not a number) keep
-/// their order. `set` has the same slots.
-pub(crate) fn stable_order(slots: &[u32], set: &SlotSet, key: impl Fn(u32) -> f64) -> Vec<u32> {
-    by_digits(slots, set, &key, slot).unwrap_or_else(|| by_comparison(slots, key))
+/// Servers to be sorted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Servers<'a> {
+    /// In the order that equal ones keep.
+    pub(crate) slots: &'a [u32],
+    /// The same.
+    pub(crate) set: &'a SlotSet,
+}
+
+/// Sorts, and keeps its memory for the next time: clearing it takes longer than one would think.
+#[derive(Debug, Default)]
+pub(crate) struct Sorter {
+    /// By slot: the lowest bits of its key. A snapshot has keys in the order of slots, and is much
+    /// larger: read in the order of a list, each would be a wait for the memory.
+    keys: Vec<u32>,
+    /// Of each server, how far its key is above the least one, and an index beside it, in one
+    /// number. Megabytes, VMs and times are whole numbers.
+    items: Vec<u64>,
+    /// Where a pass puts them.
+    sorted: Vec<u64>,
+}
+
+impl Sorter {
+    /// The slots in ascending order of their keys; equal ones (and whatever is not a number) keep
+    /// their order.
+    pub(crate) fn order(&mut self, servers: Servers<'_>, key: impl Fn(u32) -> f64) -> Vec<u32> {
+        self.names(servers, servers.slots, key)
+    }
+
+    /// Names of the servers, given in the same order, in ascending order of the servers' keys.
+    pub(crate) fn names(
+        &mut self,
+        servers: Servers<'_>,
+        names: &[u32],
+        key: impl Fn(u32) -> f64,
+    ) -> Vec<u32> {
+        let mut order = vec![0; names.len()];
+        if self.sort(servers, &key, |place| names[place], |rank, item| order[rank] = index(item)) {
+            return order;
+        }
+        by_comparison(servers.slots, key).into_iter().map(|place| names[place]).collect()
+    }
+
+    /// Of each server, its place in the order. Whoever changes scores by the order itself would go
+    /// all over the memory.
+    pub(crate) fn ranks(&mut self, servers: Servers<'_>, key: impl Fn(u32) -> f64) -> Vec<u32> {
+        let mut ranks = vec![0; servers.slots.len()];
+        let rank_of = |rank, item| ranks[index(item) as usize] = number(rank);
+        if !self.sort(servers, &key, number, rank_of) {
+            for (rank, place) in (0..).zip(by_comparison(servers.slots, key)) {
+                ranks[place] = rank;
+            }
+        }
+        ranks
+    }
+
+    /// As [`Sorter::order`], with the keys; `None` if they don't fit beside the slots, or if there
+    /// are few servers.
+    pub(crate) fn sorted(
+        &mut self,
+        servers: Servers<'_>,
+        key: impl Fn(u32) -> f64,
+    ) -> Option<Sorted> {
+        let mut sorted = vec![0; servers.slots.len()];
+        let slot = |place: usize| servers.slots[place];
+        self.sort(servers, &key, slot, |rank, item| sorted[rank] = item).then_some(Sorted(sorted))
+    }
+
+    /// Sorts by the keys alone, a few bits of them in each pass, the lowest first, and hands each
+    /// item to `last` with its place. `false` if it can't: a key is no whole number or too far from
+    /// others, or there are few servers.
+    fn sort(
+        &mut self,
+        servers: Servers<'_>,
+        key: &impl Fn(u32) -> f64,
+        index_of: impl Fn(usize) -> u32,
+        mut last: impl FnMut(usize, u64),
+    ) -> bool {
+        let Some(digits) = self.take(servers, key, index_of) else { return false };
+        let Some(last_pass) = digits.passes.checked_sub(1) else {
+            self.items.iter().enumerate().for_each(|(place, item)| last(place, *item));
+            return true;
+        };
+        let Self { items, sorted, .. } = self;
+        for pass in 0..last_pass {
+            sorted.resize(items.len(), 0);
+            digits.pass(pass, items, |place, item| sorted[place] = item);
+            std::mem::swap(items, sorted);
+        }
+        digits.pass(last_pass, items, last);
+        true
+    }
+
+    /// Takes in the items; says how their keys are taken apart.
+    fn take(
+        &mut self,
+        servers: Servers<'_>,
+        key: &impl Fn(u32) -> f64,
+        index_of: impl Fn(usize) -> u32,
+    ) -> Option<Digits> {
+        if servers.slots.len() <= SHORT || servers.set.capacity() > INDICES {
+            return None;
+        }
+        let (least, span) = self.take_keys(servers.set, key)?;
+        let item = |place: usize, above: u64| above << INDEX_BITS | u64::from(index_of(place));
+        let near = |slot: u32| self.keys[slot as usize].wrapping_sub(low_bits(least));
+        let listed = servers.slots.iter().enumerate();
+        self.items.clear();
+        if u32::try_from(span).is_ok() {
+            self.items.extend(listed.map(|(place, slot)| item(place, near(*slot).into())));
+        } else {
+            let above = |slot: u32| whole(key(slot)).abs_diff(least);
+            self.items.extend(listed.map(|(place, slot)| item(place, above(*slot))));
+        }
+        Some(Digits::of(span))
+    }
+
+    /// Takes in the keys; says which is the least, and how far above it the others are at most.
+    fn take_keys(&mut self, set: &SlotSet, key: &impl Fn(u32) -> f64) -> Option<(i64, u64)> {
+        self.keys.resize(set.capacity(), 0);
+        let (mut least, mut most, mut is_exact) = (i64::MAX, i64::MIN, true);
+        for word in 0..set.words() {
+            for slot in slots_of(word, set.word(word)) {
+                let key = key(slot);
+                let whole = whole(key);
+                #[expect(clippy::cast_precision_loss, reason = "compared: equal only if exact")]
+                let same = whole as f64 == key;
+                is_exact &= same;
+                (least, most) = (least.min(whole), most.max(whole));
+                self.keys[slot as usize] = low_bits(whole);
+            }
+        }
+        let span = most.abs_diff(least);
+        (is_exact && span < RANGE).then_some((least, span))
+    }
 }
 
 /// Slots in ascending order of their keys, which lie beside them: who wants some of them the other
@@ -24,71 +155,56 @@ pub(crate) fn stable_order(slots: &[u32], set: &SlotSet, key: impl Fn(u32) -> f6
 pub(crate) struct Sorted(Vec<u64>);
 
 impl Sorted {
-    /// As [`stable_order`]; `None` if the keys don't fit beside the slots, or if the list is short.
-    pub(crate) fn of(slots: &[u32], set: &SlotSet, key: impl Fn(u32) -> f64) -> Option<Self> {
-        by_digits(slots, set, &key, |item| item).map(Self)
+    /// Without so many of the first.
+    pub(crate) fn without(mut self, first: usize) -> Self {
+        self.0.drain(..first.min(self.0.len()));
+        self
     }
 
     pub(crate) fn slots(&self) -> impl Iterator<Item = u32> {
-        self.0.iter().map(|item| slot(*item))
+        self.0.iter().map(|item| index(*item))
     }
 
-    /// Some of the slots, in descending order; equal ones keep theirs.
-    pub(crate) fn descending(&self, of: &SlotSet) -> Vec<u32> {
-        let mut items = vec![0; self.0.len() + 1];
-        let mut end = 0;
-        for item in &self.0 {
-            // Without a branch, which a processor would have to guess.
-            items[end] = *item;
-            end += usize::from(of.has(slot(*item)));
+    /// Of some of the slots, by their place among them here: which place each has in descending
+    /// order, in which equal ones keep theirs.
+    pub(crate) fn descending_ranks(&self, of: &SlotSet) -> Vec<u32> {
+        let mut keys = Vec::with_capacity(self.0.len());
+        keys.extend(
+            self.0.iter().filter(|item| of.has(index(**item))).map(|item| *item >> INDEX_BITS),
+        );
+        // Equal ones that come before it.
+        let (mut last, mut equal) = (u64::MAX, 0);
+        let mut ranks: Vec<u32> = keys
+            .iter()
+            .map(|key| {
+                equal = if *key == last { equal + 1 } else { 0 };
+                last = *key;
+                equal
+            })
+            .collect();
+        // And those that are greater: all after the last one that is equal.
+        let (mut last, mut greater) = (u64::MAX, 0);
+        for (after, (rank, key)) in (0..).zip(ranks.iter_mut().zip(&keys).rev()) {
+            greater = if *key == last { greater } else { after };
+            last = *key;
+            *rank += greater;
         }
-        let mut order = Vec::with_capacity(end);
-        let is_equal = |a: &u64, b: &u64| a >> SLOT_BITS == b >> SLOT_BITS;
-        for equal in items[..end].chunk_by(is_equal).rev() {
-            order.extend(equal.iter().map(|item| slot(*item)));
-        }
-        order
+        ranks
     }
-}
-
-/// Sorts by the keys alone, a few bits of them in each pass, the lowest first. Megabytes, VMs and
-/// times are whole numbers: how far each is above the least, and the slot beside it, are one item.
-/// `None` if a key is no whole number or too far from others, or if there are few.
-fn by_digits<T: Copy + Default>(
-    slots: &[u32],
-    set: &SlotSet,
-    key: &impl Fn(u32) -> f64,
-    value: impl Fn(u64) -> T,
-) -> Option<Vec<T>> {
-    if slots.len() <= SHORT {
-        return None;
-    }
-    let (mut least, mut most, mut is_exact) = (i64::MAX, i64::MIN, true);
-    for word in 0..set.words() {
-        for slot in slots_of(word, set.word(word)) {
-            let key = key(slot);
-            let whole = whole(key);
-            #[expect(clippy::cast_precision_loss, reason = "compared: equal only if exact")]
-            let same = whole as f64 == key;
-            is_exact &= same & (u64::from(slot) <= SLOT);
-            (least, most) = (least.min(whole), most.max(whole));
-        }
-    }
-    let span = most.abs_diff(least);
-    if !is_exact || span >= RANGE {
-        return None;
-    }
-    let above = |slot| whole(key(slot)).abs_diff(least);
-    Some(match u32::try_from(span) {
-        Ok(_) => Keys::<u32>::of(set, span, |slot| u32::try_from(above(slot)).unwrap_or(u32::MAX))
-            .sorted(slots, value),
-        Err(_) => Keys::<u64>::of(set, span, above).sorted(slots, value),
-    })
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "compared with the key by whoever asks")]
 fn whole(key: f64) -> i64 {
     key as i64
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "differences below 2^32 are right"
+)]
+fn low_bits(whole: i64) -> u32 {
+    whole as u32
 }
 
 /// How keys are taken apart.
@@ -106,97 +222,41 @@ impl Digits {
         Self { width: bits.div_ceil(passes.max(1)), passes }
     }
 
-    /// How many values a digit has.
-    fn values(self) -> usize {
-        1 << self.width
-    }
-
-    fn get(self, key: u64, pass: u32) -> usize {
-        usize::try_from(key >> (pass * self.width)).unwrap_or(0) & (self.values() - 1)
-    }
-}
-
-/// Keys by slot. A snapshot has them in the order of slots, and is much larger: read in the order of
-/// the list, each would be a wait for the memory.
-struct Keys<K> {
-    by_slot: Vec<K>,
-    digits: Digits,
-    /// How often there is each first digit.
-    counts: Vec<u32>,
-}
-
-impl<K: Copy + Default + Into<u64>> Keys<K> {
-    fn of(set: &SlotSet, most: u64, key: impl Fn(u32) -> K) -> Self {
-        let digits = Digits::of(most);
-        let mut by_slot = vec![K::default(); set.capacity()];
-        let mut counts = vec![0; digits.values()];
-        for word in 0..set.words() {
-            for slot in slots_of(word, set.word(word)) {
-                let key = key(slot);
-                by_slot[slot as usize] = key;
-                counts[digits.get(key.into(), 0)] += 1;
-            }
+    /// Hands each item to `to` with the place that it has by one digit of its key.
+    fn pass(self, pass: u32, items: &[u64], mut to: impl FnMut(usize, u64)) {
+        let mut places = vec![0_u32; 1 << self.width];
+        let (shift, mask) = (INDEX_BITS + pass * self.width, places.len() - 1);
+        let digit = |item: u64| usize::try_from(item >> shift).unwrap_or(0) & mask;
+        for item in items {
+            places[digit(*item)] += 1;
         }
-        Self { by_slot, digits, counts }
-    }
-
-    fn sorted<T: Copy + Default>(self, slots: &[u32], value: impl Fn(u64) -> T) -> Vec<T> {
-        let Self { by_slot, digits, mut counts } = self;
-        let item = |slot: &u32| by_slot[*slot as usize].into() << SLOT_BITS | u64::from(*slot);
-        let digit = |item: u64, pass| digits.get(item >> SLOT_BITS, pass);
-        if digits.passes < 2 {
-            return scattered(slots.iter().map(item), &mut counts, |item| digit(item, 0), value);
+        let mut next = 0;
+        for place in &mut places {
+            next += std::mem::replace(place, next);
         }
-        let mut items = Vec::new();
-        for pass in 0..digits.passes - 1 {
-            let mut next = vec![0; digits.values()];
-            let counted = |item| {
-                next[digit(item, pass + 1)] += 1;
-                item
-            };
-            items = if pass == 0 {
-                let items = slots.iter().map(item);
-                scattered(items, &mut counts, |item| digit(item, pass), counted)
-            } else {
-                scattered(items.into_iter(), &mut counts, |item| digit(item, pass), counted)
-            };
-            counts = next;
+        for item in items {
+            let place = &mut places[digit(*item)];
+            to(*place as usize, *item);
+            *place += 1;
         }
-        let last = digits.passes - 1;
-        scattered(items.into_iter(), &mut counts, |item| digit(item, last), value)
     }
 }
 
-/// Values of the items in the order of their digits, of which there are so many each.
-fn scattered<T: Copy + Default>(
-    items: impl ExactSizeIterator<Item = u64>,
-    counts: &mut [u32],
-    digit: impl Fn(u64) -> usize,
-    mut value: impl FnMut(u64) -> T,
-) -> Vec<T> {
-    let mut next = 0;
-    for count in counts.iter_mut() {
-        next += std::mem::replace(count, next);
-    }
-    let mut sorted = vec![T::default(); items.len()];
-    for item in items {
-        let place = &mut counts[digit(item)];
-        sorted[*place as usize] = value(item);
-        *place += 1;
-    }
-    sorted
+fn index(item: u64) -> u32 {
+    number(usize::try_from(item).unwrap_or(0) % INDICES)
 }
 
-fn slot(item: u64) -> u32 {
-    u32::try_from(item & SLOT).unwrap_or(0)
+fn number(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
 }
 
-fn by_comparison(slots: &[u32], key: impl Fn(u32) -> f64) -> Vec<u32> {
-    let mut sorted: Vec<(f64, u32)> = slots.iter().map(|slot| (key(*slot), *slot)).collect();
+/// Places in the list in ascending order of keys.
+fn by_comparison(slots: &[u32], key: impl Fn(u32) -> f64) -> Vec<usize> {
+    let mut sorted: Vec<(f64, usize)> = slots.iter().map(|slot| key(*slot)).zip(0..).collect();
     // What is no number comes last; the reference leaves its place to the sorting algorithm.
     sorted
         .sort_by(|(a, _), (b, _)| a.partial_cmp(b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan())));
-    sorted.into_iter().map(|(_, slot)| slot).collect()
+    sorted.into_iter().map(|(_, place)| place).collect()
 }
 
 #[cfg(test)]
@@ -210,7 +270,15 @@ mod tests {
     }
 
     fn ordered(slots: &[u32], key: impl Fn(u32) -> f64) -> Vec<u32> {
-        stable_order(slots, &all_of(slots), key)
+        Sorter::default().order(Servers { slots, set: &all_of(slots) }, key)
+    }
+
+    fn ranks(slots: &[u32], key: impl Fn(u32) -> f64) -> Vec<u32> {
+        Sorter::default().ranks(Servers { slots, set: &all_of(slots) }, key)
+    }
+
+    fn sorted(slots: &[u32], key: impl Fn(u32) -> f64) -> Option<Sorted> {
+        Sorter::default().sorted(Servers { slots, set: &all_of(slots) }, key)
     }
 
     fn check(keys: &[f64]) {
@@ -219,6 +287,9 @@ mod tests {
         let key = |slot: u32| keys[usize::try_from(slot).expect("small")];
         want.sort_by(|a, b| key(*a).total_cmp(&key(*b)));
         assert_eq!(ordered(&slots, key), want);
+        let ranks = ranks(&slots, key);
+        let ranked: Vec<u32> = want.iter().map(|slot| ranks[*slot as usize]).collect();
+        assert!(ranked.into_iter().eq((0..).take(keys.len())), "places and slots are the same");
     }
 
     #[test]
@@ -247,14 +318,16 @@ mod tests {
         let keys: Vec<f64> = (0..2_000_u16).map(|n| f64::from(n * 7 % 300)).collect();
         let key = |slot: u32| keys[usize::try_from(slot).expect("small")];
         let slots: Vec<u32> = (0..2_000).rev().collect();
-        let set = all_of(&slots);
-        let sorted = Sorted::of(&slots, &set, |slot| -key(slot)).expect("whole numbers");
+        let by_key = sorted(&slots, |slot| -key(slot)).expect("whole numbers");
         let all = ordered(&slots, |slot| -key(slot));
-        assert!(sorted.slots().eq(all.iter().copied()));
-        let of_all: Vec<u32> = all.into_iter().filter(|slot| !slot.is_multiple_of(3)).collect();
-        assert_eq!(sorted.descending(&all_of(&of_all)), ordered(&of_all, key));
-        assert!(Sorted::of(&slots, &set, |slot| key(slot) / 7.0).is_none());
-        assert!(Sorted::of(&slots[..500], &all_of(&slots[..500]), key).is_none());
+        assert!(by_key.slots().eq(all.iter().copied()));
+        let rest = by_key.without(10);
+        assert!(rest.slots().eq(all[10..].iter().copied()));
+        let some: Vec<u32> =
+            all[10..].iter().copied().filter(|slot| !slot.is_multiple_of(3)).collect();
+        assert_eq!(rest.descending_ranks(&all_of(&some)), ranks(&some, key));
+        assert!(sorted(&slots, |slot| key(slot) / 7.0).is_none());
+        assert!(sorted(&slots[..500], key).is_none());
     }
 
     proptest! {

@@ -7,6 +7,7 @@ use crate::algorithms::VOLUMES_FROM;
 use crate::ratios::Ratios;
 use crate::reason::Reasons;
 use crate::remaining::Remaining;
+use crate::scores::Scores;
 use crate::server::Unreserved;
 use crate::server_name::ServerName;
 use crate::snapshot::Snapshot;
@@ -74,8 +75,8 @@ pub struct Outcome {
     pub server: Option<Choice>,
     /// What was run, in order.
     pub steps: Vec<Step>,
-    /// The final scores by slot.
-    pub(crate) scores: Vec<f64>,
+    /// The final scores.
+    pub(crate) scores: Scores,
     /// The seed that random algorithms used.
     pub seed: u64,
 }
@@ -113,16 +114,16 @@ impl Outcome {
     #[must_use]
     pub fn best(&self, most: usize) -> Vec<(ServerName, f64)> {
         let Some(last) = self.steps.last() else { return Vec::new() };
-        let score = |slot: u32| self.scores[slot as usize];
-        let mut order: Vec<(f64, u32)> =
-            last.remaining.iter().map(|slot| (score(slot), slot)).collect();
-        if order.len() > most {
+        let list = last.remaining.list();
+        let mut best: Vec<(f64, u32)> =
+            self.scores.of(list).iter().copied().zip(list.iter().copied()).collect();
+        if best.len() > most {
             // Only the best need to be in order.
-            order.select_nth_unstable_by(most, |a, b| b.0.total_cmp(&a.0));
-            order.truncate(most);
+            best.select_nth_unstable_by(most, |a, b| b.0.total_cmp(&a.0));
+            best.truncate(most);
         }
-        order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        best.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let name = |slot| self.snapshot.server(slot).name.clone();
-        order.into_iter().map(|(score, slot)| (name(slot), score)).collect()
+        best.into_iter().map(|(score, slot)| (name(slot), score)).collect()
     }
 }

@@ -1,11 +1,10 @@
 //! What an algorithm did and why: recorded as numbers, rendered on demand.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::num::count;
+use crate::score::Scored;
 
 /// Why one server was removed or scored.
 #[derive(Clone, Debug)]
@@ -30,27 +29,6 @@ pub(crate) enum Reason {
     Spare(f64),
     /// A count, as a number.
     Count(u32),
-}
-
-/// What a scorer did: enough to replay it, in an eighth of the room of its texts' figures.
-#[derive(Clone, Debug)]
-pub(crate) struct Scored {
-    /// The servers in the order in which they were scored.
-    pub(crate) order: Arc<Vec<u32>>,
-    pub(crate) deltas: Deltas,
-    /// The owner's VMs on each, if the scorer counted them.
-    pub(crate) zones: Option<Vec<u32>>,
-}
-
-/// The changes of the score, in the same order.
-#[derive(Clone, Debug)]
-pub(crate) enum Deltas {
-    /// By place: all of the weight for the first, nothing for the last.
-    Linear(f64),
-    /// So many servers after each other, and the change of each.
-    Groups(Vec<(usize, f64)>),
-    /// By slot, nothing for others.
-    BySlot(Vec<f64>),
 }
 
 /// The `reasons` of a step.
@@ -91,61 +69,5 @@ impl Reasons {
             Self::Each { each, all, .. } => Self::Each { each, shared: texts, all },
             other => other,
         }
-    }
-}
-
-/// The share of place `i` among `n`: 1 for the first, 0 for the last, in steps written as the
-/// reference writes them, because rounding shows in the texts.
-pub(crate) fn share(i: usize, n: usize, weight: f64) -> f64 {
-    shares(n, weight)(i)
-}
-
-/// [`share`] by place.
-fn shares(n: usize, weight: f64) -> impl Fn(usize) -> f64 {
-    let step = 1.0 / count(n.saturating_sub(1));
-    move |i| if n == 1 { weight } else { count(n - 1 - i) * step * weight }
-}
-
-impl Scored {
-    /// By how much the server at this place changed.
-    pub(crate) fn delta(&self, place: usize) -> f64 {
-        match &self.deltas {
-            Deltas::Linear(weight) => share(place, self.order.len(), *weight),
-            Deltas::Groups(groups) => {
-                let mut end = 0;
-                let group = groups.iter().find(|(len, _)| {
-                    end += len;
-                    place < end
-                });
-                group.map_or(0.0, |(_, delta)| *delta)
-            }
-            Deltas::BySlot(deltas) => deltas[self.order[place] as usize],
-        }
-    }
-
-    /// Adds the changes to the scores, which are by slot.
-    pub(crate) fn apply(&self, score: &mut [f64]) {
-        let mut slots = self.order.iter().map(|slot| *slot as usize);
-        match &self.deltas {
-            Deltas::Linear(weight) => {
-                let share = shares(self.order.len(), *weight);
-                slots.enumerate().for_each(|(place, slot)| score[slot] += share(place));
-            }
-            Deltas::Groups(groups) => {
-                for (len, delta) in groups {
-                    slots.by_ref().take(*len).for_each(|slot| score[slot] += delta);
-                }
-            }
-            // Nothing, for those that were not scored.
-            Deltas::BySlot(deltas) => {
-                score.iter_mut().zip(deltas).for_each(|(score, delta)| *score += delta);
-            }
-        }
-    }
-
-    /// Adds the changes again, and returns the scores then, in the scorer's order.
-    pub(crate) fn replay(&self, score: &mut [f64]) -> Vec<f64> {
-        self.apply(score);
-        self.order.iter().map(|slot| score[*slot as usize]).collect()
     }
 }

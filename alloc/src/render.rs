@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::num::{push_fix2, text};
 use crate::outcome::{Detail, Outcome, Step};
-use crate::reason::{Reason, Reasons, Scored};
+use crate::reason::{Reason, Reasons};
 use crate::remaining::Remaining;
 use crate::request::json_text;
 use crate::server::flag;
@@ -20,7 +20,7 @@ use crate::server::flag;
 pub struct Steps<'a> {
     outcome: &'a Outcome,
     detail: Detail,
-    /// For each step that scored, the scores after it, in its own order.
+    /// For each step that scored, the scores after it, by place in the list that it scored.
     totals: Vec<Vec<f64>>,
     names: Names,
     lists: Lists,
@@ -152,7 +152,13 @@ impl Outcome {
     fn totals(&self) -> Vec<Vec<f64>> {
         let mut score = vec![0.0; self.snapshot.capacity()];
         let totals = |step: &Step| match &step.reasons {
-            Reasons::Scored(scored) => scored.replay(&mut score),
+            Reasons::Scored(scored) => {
+                let add = |(slot, change): (&u32, f64)| {
+                    score[*slot as usize] += change;
+                    score[*slot as usize]
+                };
+                scored.list.iter().zip(scored.changes()).map(add).collect()
+            }
             _ => Vec::new(),
         };
         self.steps.iter().map(totals).collect()
@@ -197,7 +203,7 @@ impl ReasonsView<'_> {
             Reasons::None => true,
             Reasons::Skip(_) => false,
             Reasons::Loaded => self.step.remaining.is_empty(),
-            Reasons::Scored(scored) => scored.order.is_empty(),
+            Reasons::Scored(scored) => scored.list.is_empty(),
             Reasons::Each { each, all, .. } => each.is_empty() && all.is_none(),
         }
     }
@@ -220,10 +226,17 @@ impl Serialize for ReasonsView<'_> {
                 }
             }
             Reasons::Scored(scored) => {
-                for (place, (slot, total)) in scored.order.iter().zip(self.totals).enumerate() {
+                let changes = scored.changes();
+                for place in scored.places().iter().map(|place| *place as usize) {
+                    let slot = scored.list[place];
                     out.clear();
-                    scored_text(&mut out, scored, place, *total);
-                    map.serialize_entry(names.get(*slot), &out)?;
+                    scored_text(
+                        &mut out,
+                        changes[place],
+                        self.totals[place],
+                        scored.zones_of(slot),
+                    );
+                    map.serialize_entry(names.get(slot), &out)?;
                 }
             }
             Reasons::Each { each, shared, all } => {
@@ -261,12 +274,12 @@ fn loaded(outcome: &Outcome, slot: u32) -> usize {
     snapshot.fast_vm_count(slot) as usize
 }
 
-fn scored_text(out: &mut String, scored: &Scored, place: usize, total: f64) {
+fn scored_text(out: &mut String, change: f64, total: f64, zones: Option<u32>) {
     out.push_str("increased score by ");
-    push_fix2(out, scored.delta(place));
+    push_fix2(out, change);
     out.push_str(" to ");
     push_fix2(out, total);
-    if let Some(zones) = scored.zones.as_ref().and_then(|zones| zones.get(place)) {
+    if let Some(zones) = zones {
         push(out, format_args!("; {zones} owner zones found"));
     }
 }

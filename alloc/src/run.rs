@@ -1,5 +1,6 @@
 //! The state of one request while its expression is evaluated, and what algorithms share.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -8,16 +9,18 @@ use uuid::Uuid;
 
 use crate::bits::Bits;
 use crate::findings::{Findings, Left, Vms};
-use crate::order::{Sorted, stable_order};
+use crate::order::{Servers, Sorted, Sorter};
 use crate::ratios::Ratios;
-use crate::reason::{Reason, Reasons, Scored};
+use crate::reason::{Reason, Reasons};
 use crate::recent::Recent;
 use crate::remaining::Remaining;
 use crate::request::Request;
 use crate::rng::Rng;
+use crate::score::Scored;
+use crate::scores::Scores;
 use crate::server::{Unreserved, flag};
 use crate::settings::Settings;
-use crate::slot_set::slots_of;
+use crate::slot_set::{SlotSet, slots_of};
 use crate::snapshot::Snapshot;
 use crate::vm::Vm;
 
@@ -59,10 +62,10 @@ pub(crate) struct Run<'a> {
     remaining: Arc<Remaining>,
     /// The servers left are some of these, in their order: by RAM left, the most first.
     by_ram: Option<Sorted>,
+    sorter: RefCell<Sorter>,
     /// Flags that all and that any of the servers had which the evaluation began with.
     bits: Bits,
-    /// By slot.
-    scores: Vec<f64>,
+    scores: Scores,
     pub(crate) found: Findings,
     /// Reservations count even if the pipeline has no `calculate-ticketed-vms`.
     pub(crate) always_promised: bool,
@@ -90,8 +93,9 @@ impl<'a> Run<'a> {
             rng: Rng::new(seed),
             remaining: Arc::default(),
             by_ram: None,
+            sorter: RefCell::default(),
             bits: Bits::default(),
-            scores: vec![0.0; snapshot.capacity()],
+            scores: Scores::new(snapshot.capacity()),
             found: Findings::new(request),
             always_promised: true,
             until: Until::default(),
@@ -160,24 +164,23 @@ impl<'a> Run<'a> {
         self.bits
     }
 
-    /// By slot.
-    pub(crate) fn scores(&self) -> &[f64] {
+    pub(crate) fn scores(&self) -> &Scores {
         &self.scores
     }
 
     /// The scores, when nothing more is decided.
-    pub(crate) fn take_scores(&mut self) -> Vec<f64> {
+    pub(crate) fn take_scores(&mut self) -> Scores {
         std::mem::take(&mut self.scores)
     }
 
-    /// Has the scores of an earlier point.
+    /// Has the scores of an earlier point, by slot.
     pub(crate) fn set_scores(&mut self, scores: &[f64]) {
-        self.scores.copy_from_slice(scores);
+        self.scores = Scores::of_slots(scores.to_vec());
     }
 
     /// Changes scores.
     pub(crate) fn score(&mut self, scored: &Scored) {
-        scored.apply(&mut self.scores);
+        scored.apply(self.scores.of_mut(&scored.list));
     }
 
     /// Judges each server of the list, in the order of slots. A judge looks at one server and
@@ -442,30 +445,53 @@ impl<'a> Run<'a> {
         package.or(self.settings.server_spread.as_deref())
     }
 
+    fn servers(&self) -> Servers<'_> {
+        Servers { slots: self.list(), set: self.remaining.set() }
+    }
+
     /// The list in ascending order of a number; stable.
     pub(crate) fn sorted_by(&self, key: impl Fn(&Self, u32) -> f64) -> Vec<u32> {
-        stable_order(self.list(), self.remaining.set(), |slot| key(self, slot))
+        self.sorter.borrow_mut().order(self.servers(), |slot| key(self, slot))
+    }
+
+    /// By place in the list: which place [`Run::sorted_by`] gives it.
+    pub(crate) fn ranked_by(&self, key: impl Fn(&Self, u32) -> f64) -> Vec<u32> {
+        self.sorter.borrow_mut().ranks(self.servers(), |slot| key(self, slot))
+    }
+
+    /// Some of the list's places, in ascending order of a number; stable. The set has their slots.
+    pub(crate) fn places_by(
+        &self,
+        places: &[u32],
+        set: &SlotSet,
+        key: impl Fn(&Snapshot, u32) -> f64,
+    ) -> Vec<u32> {
+        let list = self.list();
+        let slots: Vec<u32> = places.iter().map(|place| list[*place as usize]).collect();
+        let servers = Servers { slots: &slots, set };
+        self.sorter.borrow_mut().names(servers, places, |slot| key(self.snapshot, slot))
     }
 
     /// Has the servers left by RAM left, the most first, without so many of those.
     pub(crate) fn leave_by_ram(&mut self, without: usize) {
         let left = |slot| -self.left(slot).ram;
-        let sorted = Sorted::of(self.list(), self.remaining.set(), left);
+        let sorted = self.sorter.borrow_mut().sorted(self.servers(), left);
+        let sorted = sorted.map(|sorted| sorted.without(without));
         let list = match &sorted {
-            Some(sorted) => sorted.slots().skip(without).collect(),
+            Some(sorted) => sorted.slots().collect(),
             None => self.sorted_by(|run, slot| -run.left(slot).ram).split_off(without),
         };
         self.leave(list);
         self.by_ram = sorted;
     }
 
-    /// The list by RAM left, the least or the most first; stable.
-    pub(crate) fn sorted_by_ram(&self, least_first: bool) -> Vec<u32> {
+    /// [`Run::ranked_by`] by RAM left, the least or the most first.
+    pub(crate) fn ranked_by_ram(&self, least_first: bool) -> Vec<u32> {
         match &self.by_ram {
-            Some(sorted) if least_first => sorted.descending(self.remaining.set()),
-            Some(_) => self.list().to_vec(),
-            None if least_first => self.sorted_by(|run, slot| run.left(slot).ram),
-            None => self.sorted_by(|run, slot| -run.left(slot).ram),
+            Some(sorted) if least_first => sorted.descending_ranks(self.remaining.set()),
+            Some(_) => (0..).take(self.remaining.len()).collect(),
+            None if least_first => self.ranked_by(|run, slot| run.left(slot).ram),
+            None => self.ranked_by(|run, slot| -run.left(slot).ram),
         }
     }
 }

@@ -46,8 +46,13 @@ impl SlotSet {
 
     /// [`SlotSet::iter`] as a list.
     pub(crate) fn to_vec(&self) -> Vec<u32> {
-        let mut slots = Vec::with_capacity(self.len());
-        slots.extend(self.iter());
+        let (mut slots, mut end) = (vec![0; self.len()], 0);
+        for (word, bits) in self.0.iter().enumerate() {
+            for slot in slots_of(word, *bits) {
+                slots[end] = slot;
+                end += 1;
+            }
+        }
         slots
     }
 

@@ -97,7 +97,7 @@ fn member(run: &Run<'_>, slot: u32, name: &str) -> Option<Cow<'static, Value>> {
         "unreserved_cpu" => number(left.cpu),
         "unreserved_ram" => number(left.ram),
         "unreserved_disk" => number(left.disk),
-        "score" => number(run.scores()[slot as usize]),
+        "score" => number(run.scores().by_slot()[slot as usize]),
         "status" => server.status.as_deref().map(Value::from),
         _ => server.figures.by_name(name).map(num::json),
     };

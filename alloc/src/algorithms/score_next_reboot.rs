@@ -1,7 +1,6 @@
 //! `score-next-reboot`: favours servers that stay up longer.
 
 use crate::algorithm::{Algorithm, Kind};
-use crate::order::stable_order;
 use crate::reason::Reasons;
 use crate::run::Run;
 use crate::score;
@@ -28,16 +27,15 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let set = SlotSet::by_word(left.words(), |word| {
         left.word(word) & snapshot.flagged(word, flag::REBOOT)
     });
-    let (planned, unplanned) = parted(run.list(), &set);
-    let planned = stable_order(&planned, &set, |slot| -snapshot.reboot_ms(slot));
+    let list = run.list();
+    let planned = places_of(list, &set);
+    let planned = run.places_by(&planned, &set, |snapshot, slot| -snapshot.reboot_ms(slot));
+    let reboot_ms = |place: &u32| snapshot.reboot_ms(list[*place as usize]);
     let mut buckets = Vec::new();
-    if !unplanned.is_empty() {
-        buckets.push(unplanned.as_slice());
-    }
     let mut rest = planned.as_slice();
     while let Some(last) = rest.first() {
-        let limit = snapshot.reboot_ms(*last) - WEEK_MS;
-        let same = rest[1..].partition_point(|slot| snapshot.reboot_ms(*slot) > limit);
+        let limit = reboot_ms(last) - WEEK_MS;
+        let same = rest[1..].partition_point(|place| reboot_ms(place) > limit);
         let (bucket, earlier) = rest.split_at(1 + same);
         buckets.push(bucket);
         rest = earlier;
@@ -46,20 +44,18 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if weight < 0.0 {
         buckets.reverse();
     }
-    score::buckets(run, &buckets, weight.abs())
+    score::buckets(run, &buckets, weight < 0.0, weight.abs())
 }
 
-/// The slots that are in a set, and those that aren't, both in order. There is no telling for a
-/// processor which of them comes next, so nothing here depends on a guess.
-fn parted(slots: &[u32], set: &SlotSet) -> (Vec<u32>, Vec<u32>) {
-    let mut parts = [vec![0; slots.len()], vec![0; slots.len()]];
-    let mut ends = [0, 0];
-    for slot in slots {
-        let part = usize::from(set.has(*slot));
-        parts[part][ends[part]] = *slot;
-        ends[part] += 1;
+/// The places of the slots that are in a set.
+fn places_of(list: &[u32], set: &SlotSet) -> Vec<u32> {
+    let mut places = vec![0; set.len() + 1];
+    let mut end = 0;
+    for (place, slot) in (0..).zip(list) {
+        // Without a branch, which a processor would have to guess.
+        places[end] = place;
+        end += usize::from(set.has(*slot));
     }
-    parts.iter_mut().zip(ends).for_each(|(part, end)| part.truncate(end));
-    let [others, members] = parts;
-    (members, others)
+    places.truncate(end);
+    places
 }

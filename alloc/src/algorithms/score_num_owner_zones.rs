@@ -2,8 +2,10 @@
 
 use crate::algorithm::{Algorithm, Kind};
 use crate::reason::Reasons;
+use crate::remaining::Remaining;
 use crate::run::Run;
 use crate::score::{self, NO_WEIGHT};
+use crate::slot_set::SlotSet;
 
 pub(super) static SCORE_NUM_OWNER_ZONES: Algorithm = Algorithm {
     name: "score-num-owner-zones",
@@ -24,9 +26,33 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if weight == 0.0 {
         return Reasons::skip(NO_WEIGHT);
     }
-    let counts = run.owner_counts_by_slot();
-    let zones = |slot: u32| counts[slot as usize];
-    let sorted = run.sorted_by(|_, slot| weight.signum() * f64::from(zones(slot)));
-    let found = sorted.iter().map(|slot| zones(*slot)).collect();
-    score::linear(run, sorted, weight.abs(), Some(found))
+    let counts = run.owner_counts();
+    let ranks = ranks(run.remaining(), &counts, weight < 0.0);
+    score::linear(run, ranks, weight.abs(), Some(counts))
+}
+
+/// By place: its rank by the owner's VMs there. Most servers have none: these are in the order of the
+/// list, and only the others are sorted.
+fn ranks(servers: &Remaining, counts: &[(u32, u32)], most_first: bool) -> Vec<u32> {
+    let slots = counts.iter().map(|(slot, _)| *slot).filter(|slot| servers.has(*slot));
+    let with_zones = SlotSet::of(&slots.collect::<Vec<_>>(), servers.set().capacity());
+    let zones = |slot: u32| {
+        counts.binary_search_by_key(&slot, |(slot, _)| *slot).map_or(0, |found| counts[found].1)
+    };
+    let (mut ranks, mut sorted) = (Vec::with_capacity(servers.len()), Vec::new());
+    let mut next = if most_first { with_zones.len() } else { 0 };
+    for (place, slot) in servers.list().iter().enumerate() {
+        ranks.push(u32::try_from(next).unwrap_or(u32::MAX));
+        if with_zones.has(*slot) {
+            sorted.push((zones(*slot), place));
+        } else {
+            next += 1;
+        }
+    }
+    sorted.sort_by(|(a, _), (b, _)| if most_first { b.cmp(a) } else { a.cmp(b) });
+    let first = if most_first { 0 } else { u32::try_from(next).unwrap_or(u32::MAX) };
+    for (rank, (_, place)) in (first..).zip(sorted) {
+        ranks[place] = rank;
+    }
+    ranks
 }

@@ -24,7 +24,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if weight == 0.0 {
         return Reasons::skip("Resolved score weight to 0; no changes");
     }
-    let mut shuffled = run.list().to_vec();
-    run.rng.shuffle(&mut shuffled);
-    score::linear(run, shuffled, weight.abs(), None)
+    let mut places: Vec<u32> = (0..).take(run.remaining().len()).collect();
+    run.rng.shuffle(&mut places);
+    score::in_order(run, places, weight.abs())
 }

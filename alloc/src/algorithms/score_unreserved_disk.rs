@@ -21,6 +21,6 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if weight == 0.0 {
         return Reasons::skip(NO_WEIGHT);
     }
-    let sorted = run.sorted_by(|run, slot| weight.signum() * run.left(slot).disk);
-    score::linear(run, sorted, weight.abs(), None)
+    let ranks = run.ranked_by(|run, slot| weight.signum() * run.left(slot).disk);
+    score::linear(run, ranks, weight.abs(), None)
 }

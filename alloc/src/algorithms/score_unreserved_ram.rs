@@ -26,6 +26,6 @@ fn run(run: &mut Run<'_>) -> Reasons {
         return Reasons::skip(NO_WEIGHT);
     }
     // A positive weight favours the servers with the least RAM left, whatever the docs say.
-    let sorted = run.sorted_by_ram(weight > 0.0);
-    score::linear(run, sorted, weight.abs(), None)
+    let ranks = run.ranked_by_ram(weight > 0.0);
+    score::linear(run, ranks, weight.abs(), None)
 }

@@ -157,11 +157,11 @@ fn made(mut run: Run<'_>, before: &[&Algorithm], algorithm: &Algorithm, sums: bo
     for earlier in before {
         (earlier.run)(&mut run);
     }
-    let (list, scores) = (run.list().to_vec(), run.scores().to_vec());
+    let (list, scores) = (run.list().to_vec(), run.scores().by_slot().to_vec());
     let reasons = format!("{:?}", (algorithm.run)(&mut run));
-    changes_what_it_may(algorithm, (&list, &scores), (run.list(), run.scores()));
+    changes_what_it_may(algorithm, (&list, &scores), (run.list(), run.scores().by_slot()));
     let left = run.list().iter().map(|slot| format!("{:?}", run.left(*slot))).collect();
-    Made { list: run.list().to_vec(), score: run.scores().to_vec(), reasons, left }
+    Made { list: run.list().to_vec(), score: run.scores().by_slot().to_vec(), reasons, left }
 }
 
 proptest! {
