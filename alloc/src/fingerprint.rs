@@ -1,8 +1,8 @@
 //! A decision in 64 bits: two outcomes with the same fingerprint have the same steps, verdicts
 //! and scores. Independent of the process and of the places servers have in a snapshot.
 //!
-//! A server is a random number, so a set of servers is their sum: a step that keeps their order is
-//! one pass through the memory. Where a step may change the order, each is mixed with its place. Scores
+//! A server is a random number, so a set of servers is their sum: a step that keeps their order costs
+//! the servers that it removed. Where a step may change the order, each is mixed with its place. Scores
 //! go in once, as they are in the end, not the order in which each scorer put the servers. Earlier
 //! versions mixed every list of every step, server by server; their records are compared in that form.
 
@@ -17,6 +17,7 @@ use crate::reason::{Reason, Reasons};
 use crate::remaining::Remaining;
 use crate::score::{Scored, Scoring};
 use crate::server_name::ServerName;
+use crate::slot_set::{SlotSet, slots_of};
 
 /// Mixes one number into a hash.
 fn mix(hash: u64, x: u64) -> u64 {
@@ -73,18 +74,19 @@ impl Outcome {
     fn by_sums(&self) -> u64 {
         let placed = |(place, slot): (u64, u32)| mix(place.wrapping_mul(PLACE), self.id(slot));
         let mut hash = 0;
-        let mut last: Option<&Arc<Remaining>> = None;
+        let mut last: Option<(&Arc<Remaining>, u64)> = None;
         for step in &self.steps {
             hash = mix_text(hash, step.title());
             let now = &step.remaining;
-            if !last.is_some_and(|last| Arc::ptr_eq(last, now)) {
+            if !last.is_some_and(|(last, _)| Arc::ptr_eq(last, now)) {
+                let ids = self.sum_of_ids(last, now.set());
                 let sum = if keeps_order(step) {
-                    now.set().iter().map(|slot| self.id(slot)).fold(0, u64::wrapping_add)
+                    ids
                 } else {
                     (1..).zip(now.iter()).map(placed).fold(0, u64::wrapping_add)
                 };
                 hash = mix(mix(hash, now.len() as u64), sum);
-                last = Some(now);
+                last = Some((now, ids));
             }
             hash = match &step.reasons {
                 Reasons::Scored(scored) => mix_scoring(mix(hash, 4), scored),
@@ -92,11 +94,23 @@ impl Outcome {
             };
         }
         let scored = |(slot, score): (&u32, &f64)| mix(score.to_bits(), self.id(*slot));
-        let scores = last.map(|left| {
+        let scores = last.map(|(left, _)| {
             let list = left.list();
             list.iter().zip(self.scores.of(list).iter()).map(scored).fold(0, u64::wrapping_add)
         });
         self.mix_server(mix(hash, scores.unwrap_or(0)))
+    }
+
+    /// The sum of the servers' ids. Most steps leave nearly all servers of the one before, of which
+    /// it is known.
+    fn sum_of_ids(&self, known: Option<(&Arc<Remaining>, u64)>, now: &SlotSet) -> u64 {
+        let sum = |word: usize, bits: u64| {
+            slots_of(word, bits).map(|slot| self.id(slot)).fold(0, u64::wrapping_add)
+        };
+        (0..now.words()).fold(known.map_or(0, |(_, ids)| ids), |ids, word| {
+            let (was, is) = (known.map_or(0, |(left, _)| left.set().word(word)), now.word(word));
+            ids.wrapping_add(sum(word, is & !was)).wrapping_sub(sum(word, was & !is))
+        })
     }
 
     fn one_by_one(&self) -> u64 {
