@@ -115,14 +115,17 @@ impl Outcome {
     pub fn best(&self, most: usize) -> Vec<(ServerName, f64)> {
         let Some(last) = self.steps.last() else { return Vec::new() };
         let list = last.remaining.list();
-        let mut best: Vec<(f64, u32)> =
-            self.scores.of(list).iter().copied().zip(list.iter().copied()).collect();
-        if best.len() > most {
-            // Only the best need to be in order.
-            best.select_nth_unstable_by(most, |a, b| b.0.total_cmp(&a.0));
-            best.truncate(most);
+        let is_before =
+            |a: &(f64, u32), b: &(f64, u32)| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)).is_gt();
+        let mut best: Vec<(f64, u32)> = Vec::new();
+        for server in self.scores.of(list).iter().copied().zip(list.iter().copied()) {
+            // Hardly any of a large fleet is one of the few best so far.
+            if best.len() < most || best.last().is_some_and(|last| is_before(&server, last)) {
+                let place = best.partition_point(|other| is_before(other, &server));
+                best.insert(place, server);
+                best.truncate(most);
+            }
         }
-        best.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let name = |slot| self.snapshot.server(slot).name.clone();
         best.into_iter().map(|(score, slot)| (name(slot), score)).collect()
     }
