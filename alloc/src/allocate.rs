@@ -1,6 +1,6 @@
 //! Evaluates an expression: the allocator's two entries.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use muster_shared::ids::ServerUuid;
 use serde_json::{Map, Value};
@@ -155,7 +155,8 @@ impl<'a> Evaluation<'a> {
         });
         let scores = self.run.take_scores();
         let steps = std::mem::take(&mut self.steps);
-        Outcome { snapshot: Arc::clone(snapshot), server, steps, scores, seed: options.seed }
+        let (snapshot, seed) = (Arc::clone(snapshot), options.seed);
+        Outcome { snapshot, server, steps, scores, seed, digest: OnceLock::new() }
     }
 
     fn evaluate(&mut self, expr: &Expr) {
@@ -246,7 +247,8 @@ pub fn capacity(
     let name = |slot: &u32| snapshot.server(*slot).name.clone();
     let capacities = run.list().iter().map(|slot| (name(slot), run.left(*slot))).collect();
     let (snapshot, scores) = (Arc::clone(snapshot), run.take_scores());
-    let outcome = Outcome { snapshot, server: None, steps, scores, seed: 0 };
+    let digest = OnceLock::new();
+    let outcome = Outcome { snapshot, server: None, steps, scores, seed: 0, digest };
     Capacity { capacities, errors: outcome.left_out() }
 }
 

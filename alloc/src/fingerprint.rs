@@ -280,4 +280,21 @@ mod tests {
         let stored = (one.fingerprint_like(""), one.fingerprint());
         assert_eq!(stored, ("2d6b74b014f77ba5".to_owned(), "2-ccfbf58eea9e0b85".to_owned()));
     }
+
+    #[test]
+    fn what_is_kept_outlives_the_steps() {
+        let whole = outcome(&[32, 64, 16]);
+        let mut kept = whole.clone();
+        kept.settle(true);
+        assert_eq!(kept.steps.len(), whole.steps.len());
+        kept.settle(false);
+        assert!(kept.steps.is_empty() && kept.server == whole.server);
+        let (kept, whole) = (kept.digest(), whole.digest());
+        assert_eq!(
+            (&kept.fingerprint, &kept.steps, &kept.best),
+            (&whole.fingerprint, &whole.steps, &whole.best)
+        );
+        assert_eq!(whole.best.len(), 3);
+        assert_eq!(whole.steps[0].remaining, 3);
+    }
 }

@@ -89,7 +89,7 @@ pub use fit::{Fit, Fitted, fit};
 pub use fleet::Fleet;
 pub use least::{Helpless, LeastChanges, Suggestion, least_changes};
 pub use news::{News, NoUuid};
-pub use outcome::{Choice, Detail, Outcome, Step};
+pub use outcome::{Choice, Detail, Digest, Outcome, Step, StepCount};
 pub use predicate::BadPredicate;
 pub use promises::{Extra, Ticket};
 pub use ratios::{RatioPolicy, Ratios};

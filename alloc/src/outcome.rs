@@ -1,6 +1,6 @@
 //! What an allocation decided, step by step.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::algorithm::Algorithm;
 use crate::algorithms::VOLUMES_FROM;
@@ -67,6 +67,31 @@ pub struct Choice {
     pub ratios: Ratios,
 }
 
+/// How many servers a digest names.
+const BEST: usize = 10;
+
+/// What is kept of a decision.
+#[derive(Clone, Debug, Default)]
+pub struct Digest {
+    /// [`Outcome::fingerprint`].
+    pub fingerprint: String,
+    /// What was run, in order.
+    pub steps: Vec<StepCount>,
+    /// The best servers, at most ten.
+    pub best: Vec<(ServerName, f64)>,
+}
+
+/// One algorithm's run, in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepCount {
+    /// The text that names the step.
+    pub title: &'static str,
+    /// The algorithm's name in expressions; `None` for the first step.
+    pub algorithm: Option<&'static str>,
+    /// How many servers were left.
+    pub remaining: usize,
+}
+
 /// The result of an allocation.
 #[derive(Clone, Debug)]
 pub struct Outcome {
@@ -79,6 +104,7 @@ pub struct Outcome {
     pub(crate) scores: Scores,
     /// The seed that random algorithms used.
     pub seed: u64,
+    pub(crate) digest: OnceLock<Digest>,
 }
 
 impl Outcome {
@@ -108,6 +134,35 @@ impl Outcome {
     #[must_use]
     pub fn snapshot(&self) -> &Arc<Snapshot> {
         &self.snapshot
+    }
+
+    /// What is kept of it.
+    #[must_use]
+    pub fn digest(&self) -> &Digest {
+        self.digest.get_or_init(|| self.taken_down())
+    }
+
+    fn taken_down(&self) -> Digest {
+        let step = |step: &Step| StepCount {
+            title: step.title(),
+            algorithm: step.algorithm(),
+            remaining: step.remaining_count(),
+        };
+        Digest {
+            fingerprint: self.fingerprint(),
+            steps: self.steps.iter().map(step).collect(),
+            best: self.best(BEST),
+        }
+    }
+
+    /// Takes down what is kept, which looks at every server of many steps: best where they are in
+    /// the processor's cache still. If a server was found and no steps are to be shown, lets go of
+    /// them: each step's servers are most of an outcome's memory.
+    pub fn settle(&mut self, shows_steps: bool) {
+        self.digest.get_or_init(|| self.taken_down());
+        if self.server.is_some() && !shows_steps {
+            (self.steps, self.scores) = Default::default();
+        }
     }
 
     /// The servers that were left, best first, with their scores; at most `most`.

@@ -32,7 +32,7 @@ use super::error::AppError;
 use super::keys;
 use super::records::Records;
 use super::server_view::number;
-use crate::alloc::{Config, HostOs, Options, Order, Outcome, Recent, ServerName};
+use crate::alloc::{self, Config, HostOs, Options, Order, Outcome, Recent, ServerName};
 use crate::store::{
     Damaged, Event, Expect, Follow, MAX_VALUE_BYTES, Record, Store, StoreError, Write, read_all,
 };
@@ -41,8 +41,6 @@ pub(super) use replay::bad_policy;
 use snapshots::SavedSnapshots;
 
 const ALLOCATIONS: Records<DecisionDetail> = Records::under(keys::ALLOCATIONS);
-/// Best servers in a record.
-const BEST: usize = 10;
 /// Room for what a record holds beside the request, bytes.
 const ENVELOPE_BYTES: usize = 64 * 1024;
 /// Records deleted in one commit.
@@ -67,12 +65,13 @@ pub(super) fn taken_down(
     policy: &Config,
     outcome: &Outcome,
 ) -> DecisionDetail {
-    let step = |step: &crate::alloc::Step| StepCount {
-        step: step.title().to_owned(),
-        algorithm: step.algorithm().map(str::to_owned),
-        remaining: u64::try_from(step.remaining_count()).unwrap_or(u64::MAX),
+    let step = |step: &alloc::StepCount| StepCount {
+        step: step.title.to_owned(),
+        algorithm: step.algorithm.map(str::to_owned),
+        remaining: u64::try_from(step.remaining).unwrap_or(u64::MAX),
     };
-    let best = |(server, score): (ServerName, f64)| Some((server.to_string(), number(score)?));
+    let best = |(server, score): &(ServerName, f64)| Some((server.to_string(), number(*score)?));
+    let digest = outcome.digest();
     let server = outcome.server.as_ref();
     let vm = request.get("vm").and_then(|vm| vm.get("vm_uuid")).and_then(Value::as_str);
     let decision = Decision {
@@ -96,9 +95,9 @@ pub(super) fn taken_down(
         recent: Value::Null,
         snapshot_id: None,
         snapshot_revision: outcome.snapshot().revision(),
-        fingerprint: outcome.fingerprint(),
-        steps: outcome.steps.iter().map(step).collect(),
-        best: outcome.best(BEST).into_iter().filter_map(best).collect(),
+        fingerprint: digest.fingerprint.clone(),
+        steps: digest.steps.iter().map(step).collect(),
+        best: digest.best.iter().filter_map(best).collect(),
     }
 }
 

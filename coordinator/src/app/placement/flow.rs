@@ -23,7 +23,7 @@ use super::ask::Ask;
 use super::peers::ATTEMPTS;
 use super::peers::is_overtaken;
 use super::promises::{Guard, Promised, Promises};
-use crate::alloc::{self, Config, Options, Outcome, Request, Snapshot, allocate_within};
+use crate::alloc::{self, Config, Detail, Options, Outcome, Request, Snapshot, allocate_within};
 use crate::app::error::AppError;
 
 /// Fleets of more servers are decided on off the async threads, and so are wishes about other VMs.
@@ -54,6 +54,10 @@ pub(super) struct Question {
 }
 
 impl Question {
+    fn shows_steps(&self) -> bool {
+        !self.making && self.ask.steps != Detail::None
+    }
+
     /// Whether it may take long on a small fleet too: several VMs, a fleet or a policy of its own,
     /// or wishes about other VMs, whose patterns are compiled for each VM.
     fn is_large(&self) -> bool {
@@ -117,8 +121,10 @@ fn decide(view: View, question: &Question, clock: &dyn Clock) -> Option<(Vec<Out
             Fleets::Real(snapshot) => Arc::clone(snapshot),
             Fleets::Imagined(fleet) => fleet.snapshot(),
         };
-        let outcome =
+        let mut outcome =
             allocate_within(&snapshot, &wanted.request, &question.policy, options, &is_over)?;
+        // Here, where its memory is in the processor's cache, and where the next one takes it again.
+        outcome.settle(question.shows_steps());
         let server = outcome.server.as_ref().map(|server| server.server_uuid.clone());
         outcomes.push(outcome);
         let Some(server) = server else { break };
