@@ -21,7 +21,7 @@ pub(crate) struct Servers<'a> {
     pub(crate) set: &'a SlotSet,
 }
 
-/// Sorts, and keeps its memory for the next time: clearing it takes longer than one would think.
+/// Sorts, and keeps its memory for the next sort.
 #[derive(Debug, Default)]
 pub(crate) struct Sorter {
     /// By slot: the lowest bits of its key. A snapshot has keys in the order of slots, and is much
@@ -38,25 +38,26 @@ impl Sorter {
     /// The slots in ascending order of their keys; equal ones (and whatever is not a number) keep
     /// their order.
     pub(crate) fn order(&mut self, servers: Servers<'_>, key: impl Fn(u32) -> f64) -> Vec<u32> {
-        self.names(servers, servers.slots, key)
+        self.labels(servers, servers.slots, key)
     }
 
-    /// Names of the servers, given in the same order, in ascending order of the servers' keys.
-    pub(crate) fn names(
+    /// Numbers that stand for the servers, one for each, in ascending order of the servers' keys.
+    pub(crate) fn labels(
         &mut self,
         servers: Servers<'_>,
-        names: &[u32],
+        labels: &[u32],
         key: impl Fn(u32) -> f64,
     ) -> Vec<u32> {
-        let mut order = vec![0; names.len()];
-        if self.sort(servers, &key, |place| names[place], |rank, item| order[rank] = index(item)) {
+        let mut order = vec![0; labels.len()];
+        let label = |place: usize| labels[place];
+        if self.sort(servers, &key, label, |rank, item| order[rank] = index(item)) {
             return order;
         }
-        by_comparison(servers.slots, key).into_iter().map(|place| names[place]).collect()
+        by_comparison(servers.slots, key).into_iter().map(label).collect()
     }
 
-    /// Of each server, its place in the order. Whoever changes scores by the order itself would go
-    /// all over the memory.
+    /// By place in the list: the server's place in the order. To change scores in the order itself
+    /// would be a wait for the memory at each server.
     pub(crate) fn ranks(&mut self, servers: Servers<'_>, key: impl Fn(u32) -> f64) -> Vec<u32> {
         let mut ranks = vec![0; servers.slots.len()];
         let rank_of = |rank, item| ranks[index(item) as usize] = number(rank);

@@ -469,7 +469,7 @@ impl<'a> Run<'a> {
         let list = self.list();
         let slots: Vec<u32> = places.iter().map(|place| list[*place as usize]).collect();
         let servers = Servers { slots: &slots, set };
-        self.sorter.borrow_mut().names(servers, places, |slot| key(self.snapshot, slot))
+        self.sorter.borrow_mut().labels(servers, places, |slot| key(self.snapshot, slot))
     }
 
     /// Has the servers left by RAM left, the most first, without so many of those.
