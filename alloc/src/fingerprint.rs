@@ -15,7 +15,7 @@ use crate::algorithm::Kind;
 use crate::outcome::{Outcome, Step};
 use crate::reason::{Reason, Reasons};
 use crate::remaining::Remaining;
-use crate::score::{Scored, Scoring};
+use crate::scored::{Scored, Scoring};
 use crate::server_name::ServerName;
 use crate::slot_set::{SlotSet, slots_of};
 

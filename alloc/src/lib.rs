@@ -69,6 +69,7 @@ mod run;
 mod save;
 mod schema;
 mod score;
+mod scored;
 mod scores;
 mod server;
 mod server_name;

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use uuid::Uuid;
 
-use crate::score::Scored;
+use crate::scored::Scored;
 
 /// Why one server was removed or scored.
 #[derive(Clone, Debug)]

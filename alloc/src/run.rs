@@ -16,7 +16,7 @@ use crate::recent::Recent;
 use crate::remaining::Remaining;
 use crate::request::Request;
 use crate::rng::Rng;
-use crate::score::Scored;
+use crate::scored::Scored;
 use crate::scores::Scores;
 use crate::server::{Unreserved, flag};
 use crate::settings::Settings;
