@@ -71,7 +71,7 @@ pub struct Choice {
 const BEST: usize = 10;
 
 /// What is kept of a decision.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Digest {
     /// [`Outcome::fingerprint`].
     pub fingerprint: String,
@@ -98,12 +98,13 @@ pub struct Outcome {
     pub(crate) snapshot: Arc<Snapshot>,
     /// The chosen server, if any was left.
     pub server: Option<Choice>,
-    /// What was run, in order.
+    /// What was run, in order; none once [`Outcome::settle`] let go of them.
     pub steps: Vec<Step>,
     /// The final scores.
     pub(crate) scores: Scores,
     /// The seed that random algorithms used.
     pub seed: u64,
+    /// Taken down once: [`Outcome::settle`] may let go of what it is made of.
     pub(crate) digest: OnceLock<Digest>,
 }
 
@@ -157,7 +158,8 @@ impl Outcome {
 
     /// Takes down what is kept, which looks at every server of many steps: best where they are in
     /// the processor's cache still. If a server was found and no steps are to be shown, lets go of
-    /// them: each step's servers are most of an outcome's memory.
+    /// them: each step's servers are most of an outcome's memory. The digest still has the fingerprint
+    /// and the best servers; [`Outcome::fingerprint`] and [`Outcome::best`] have nothing to look at.
     pub fn settle(&mut self, shows_steps: bool) {
         self.digest.get_or_init(|| self.taken_down());
         if self.server.is_some() && !shows_steps {

@@ -11,7 +11,8 @@ pub(crate) struct Scores {
     list: Arc<Vec<u32>>,
     /// Of the list's servers, in its order.
     listed: Vec<f64>,
-    /// Of others, by slot; empty if no other list was scored.
+    /// By slot, as they were when this list was first scored: what counts for servers that are not
+    /// in it. Empty if no other list was scored.
     others: Vec<f64>,
     by_slot: OnceLock<Vec<f64>>,
 }
