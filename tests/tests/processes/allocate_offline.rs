@@ -1,6 +1,6 @@
 //! `muster allocate --offline`: the recorded cases of the reference through the real binary.
 
-#[path = "../../alloc/tests/check/mod.rs"]
+#[path = "../../../alloc/tests/check/mod.rs"]
 mod check;
 
 use std::io::Write as _;

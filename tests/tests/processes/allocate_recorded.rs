@@ -18,7 +18,7 @@ use muster_tests::http::Client;
 use muster_tests::wait::wait_for;
 use serde_json::{Map, Value, json};
 
-const EXAMPLES: &str = include_str!("../data/designation-examples.jsonl");
+const EXAMPLES: &str = include_str!("../../data/designation-examples.jsonl");
 
 /// Cases that HTTP can't load, and why.
 const NOT_LOADABLE: &[(&str, &str)] = &[

@@ -103,7 +103,7 @@ fn properties_of_vms_are_documented() {
     assert!(written == vm_page(), "docs/vm-properties.md is out of date: run `make docs`");
 }
 
-const SPEC_INTRODUCTION: &str = include_str!("../data/vm-spec.md");
+const SPEC_INTRODUCTION: &str = include_str!("../../data/vm-spec.md");
 
 /// The page about files that describe machines: its text, and tables of the fields.
 fn spec_page() -> String {
@@ -170,7 +170,7 @@ fn the_schema_of_files_takes_what_the_program_takes() {
 }
 
 /// Keys of the reference's configuration and of its SAPI metadata.
-const REFERENCE_KEYS: &str = include_str!("../data/reference-config-keys.txt");
+const REFERENCE_KEYS: &str = include_str!("../../data/reference-config-keys.txt");
 
 #[test]
 fn every_key_of_the_reference_has_a_row() {
