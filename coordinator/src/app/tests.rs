@@ -14,6 +14,7 @@ mod peers;
 mod records;
 mod roster;
 mod sessions;
+mod slow_blobs;
 pub(crate) mod sound;
 mod tasks;
 mod tickets;

@@ -9,7 +9,7 @@
 //! So a snapshot costs what changed since the last one that was saved. A chain begins anew when its
 //! parts hold half as many servers as the fleet; it is deleted as a whole, by the coordinator that
 //! wrote it, once no decision wants any of its snapshots. A snapshot is in the blobs when its part
-//! is: the parts before it were written before.
+//! is: the parts before it, and its policy, were written before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -195,26 +195,44 @@ impl Decisions {
     pub(super) async fn save(&self, held: &Held) -> Result<(), AppError> {
         let mut saved = self.saved.lock().await;
         self.find_saved(&mut saved).await?;
-        let chain = match saved.chain_of(held.snapshot_id) {
-            Some(chain) => chain,
-            None => self.save_part(&mut saved, held).await?,
-        };
-        let folder = saved.folder.clone();
+        let known = saved.chain_of(held.snapshot_id);
+        let chain = known.or_else(|| Some(saved.fitting(held)?.chain));
+        let chain = chain.unwrap_or_else(|| self.ctx.mint_id());
+        // A write that was not waited for to its end may be there all the same, so what a part needs is
+        // there before it: a replay takes whichever part of its snapshot it finds.
+        self.save_policy(&mut saved, chain, held).await?;
+        if known.is_none() {
+            self.save_part(&mut saved, chain, held).await?;
+        }
+        Ok(())
+    }
+
+    async fn save_policy(
+        &self,
+        saved: &mut SavedSnapshots,
+        chain: Uuid,
+        held: &Held,
+    ) -> Result<(), AppError> {
+        let path = policy_path(&saved.folder, chain, &held.config_hash);
         let policies = &mut saved.chains.entry(chain).or_default().policies;
         if !policies.contains(&held.config_hash) {
-            let path = policy_path(&folder, chain, &held.config_hash);
             self.put_blob(&path, keys::encode(held.policy.source())).await?;
             policies.insert(held.config_hash.clone());
         }
         Ok(())
     }
 
-    async fn save_part(&self, saved: &mut SavedSnapshots, held: &Held) -> Result<Uuid, AppError> {
-        let fitting = saved.fitting(held);
-        let earlier = fitting.map(|growing| Arc::clone(&growing.last));
-        let (chain, members, before) = match fitting {
-            Some(growing) => (growing.chain, growing.members.clone(), growing.servers),
-            None => (self.ctx.mint_id(), held.policy.members_read(), 0),
+    async fn save_part(
+        &self,
+        saved: &mut SavedSnapshots,
+        chain: Uuid,
+        held: &Held,
+    ) -> Result<(), AppError> {
+        let growing = saved.growing.as_ref().filter(|growing| growing.chain == chain);
+        let earlier = growing.map(|growing| Arc::clone(&growing.last));
+        let (members, before) = match growing {
+            Some(growing) => (growing.members.clone(), growing.servers),
+            None => (held.policy.members_read(), 0),
         };
         let place = saved.chains.get(&chain).map_or(0, |chain| chain.parts.len());
         let path = part_path(&saved.folder, chain, place, held.snapshot_id);
@@ -227,7 +245,7 @@ impl Decisions {
         let servers = if place == 0 { 0 } else { before + servers };
         let last = Arc::clone(&held.snapshot);
         saved.growing = Some(Growing { chain, last, members, servers });
-        Ok(chain)
+        Ok(())
     }
 
     /// Learns what an earlier process with this coordinator's name left.

@@ -6,6 +6,7 @@ use object_store::ObjectStore as _;
 use proptest::prelude::*;
 
 use super::allocate::{allocate, ask, refused, register, reservations, room};
+use super::slow_blobs::SlowBlobs;
 use super::*;
 use crate::alloc::{Config, Detail, HostOs, Order, default_expression};
 use crate::app::AllocationConfig;
@@ -239,6 +240,37 @@ async fn after_a_clean_stop_every_kept_decision_can_be_replayed() {
     let parts = saved_parts(&app).await;
     assert!(!old.is_empty() && !parts.iter().any(|part| old.contains(part)), "{parts:?}");
     app.shutdown().await;
+}
+
+/// Whether the last of two decisions can be replayed after a stop some time after it, on blobs that
+/// take seconds for each write.
+async fn is_replayed_after_a_stop(after: Duration) -> bool {
+    let disk = Disk::new();
+    let store = disk.store().await;
+    let blobs = Arc::new(SlowBlobs(Arc::clone(&disk.blobs)));
+    let parts = Parts { blobs, ..disk.parts(&store, "a", 7) };
+    let app = crate::start(AppConfig::default(), parts).await.unwrap();
+    register(&app, server(1), 1000).await;
+    allocate(&app, &ask(vm(1))).await.unwrap();
+    let id = allocate(&app, &ask(vm(2))).await.unwrap()["id"].clone();
+    tokio::time::sleep(after).await;
+    app.shutdown().await;
+    let app = disk.start().await;
+    let replay = app.decisions.replay(id.as_str().unwrap().parse().unwrap(), None, Detail::None);
+    let is_replayed = replay.await.is_ok_and(|replay| replay["identical"] == true);
+    app.shutdown().await;
+    is_replayed
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_while_a_snapshot_is_written_loses_none() {
+    let mut lost = Vec::new();
+    for after in (0..120).map(|step| Duration::from_millis(step * 100 + 50)) {
+        if !is_replayed_after_a_stop(after).await {
+            lost.push(after);
+        }
+    }
+    assert!(lost.is_empty(), "stopped {lost:?} after the decision");
 }
 
 #[tokio::test(start_paused = true)]
