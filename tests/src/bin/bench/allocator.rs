@@ -313,7 +313,11 @@ async fn replays(coordinator: &mut Coordinator, servers: usize) {
         let id = decision["id"].as_str().expect("an id");
         let body = json!({ "steps": "none" });
         let answer = client.post(&format!("/allocations/{id}/replay"), &body).await;
-        identical += usize::from(answer.json["identical"] == true);
+        if answer.json["identical"] == true {
+            identical += 1;
+        } else {
+            println!("replay of {id}: {} {}", answer.status, answer.json);
+        }
     }
     let what = format!("{servers} servers: replays after a clean stop");
     row(&what, &format!("{identical} of {REPLAYS}"), "100 of 100");
