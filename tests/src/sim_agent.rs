@@ -92,7 +92,8 @@ impl SimAgent {
         request.headers_mut().insert("sec-websocket-protocol", protocol);
         // As real agents: with the library's own buffer, 128 KiB are zeroed for every read, which
         // was most of what a simulated agent costs.
-        let connected = tokio_tungstenite::connect_async_with_config(request, Some(config()), true);
+        let config = Some(config(Some(PROTOCOL)));
+        let connected = tokio_tungstenite::connect_async_with_config(request, config, true);
         let (mut socket, _) = connected.await.expect("the coordinator listens");
         for message in greeting(&server_uuid) {
             send(&mut socket, &message).await.expect("the coordinator reads");

@@ -52,7 +52,10 @@ impl Request {
         self.shell.sockets.spawn(async move {
             let work = async move {
                 match upgrade.await {
-                    Ok(upgraded) => serve(websocket::accepted(TokioIo::new(upgraded)).await).await,
+                    Ok(upgraded) => {
+                        let io = TokioIo::new(upgraded);
+                        serve(websocket::accepted(io, protocol).await).await;
+                    }
                     Err(error) => tracing::debug!(%error, req_id, "upgrade failed"),
                 }
             };

@@ -1,6 +1,6 @@
 //! Websockets as [`Connection`]s, and the dialer that opens them.
 //!
-//! Both ends use [`config`]: a small read buffer (a coordinator holds one connection per agent)
+//! Both ends use [`config`]: small read buffers (a coordinator holds one connection per agent)
 //! and explicit limits, so that a peer can make this process hold at most one frame.
 
 use std::fmt;
@@ -29,11 +29,14 @@ use url::Url;
 use super::counting::{ByteCount, Counting};
 use super::{Connection, Dialer, Frame, FrameSink, FrameStream, LinkError};
 use crate::entropy::SharedEntropy;
-use crate::wire::{ENDPOINT_PATH, MAX_FRAME_BYTES};
+use crate::wire::{ENDPOINT_PATH, MAX_FRAME_BYTES, PROTOCOL};
 
-/// Read buffer of a connection, bytes. The library zeroes what is free of it for each read; the default of
-/// 128 KiB is what makes ten thousand connections expensive. Byte streams are read by it as well.
-const READ_BUFFER_BYTES: usize = 4096;
+/// Read buffer of an agent's connection, bytes. The library zeroes what is free of it before each read, so
+/// the buffers of ten thousand connections keep pushing everything else out of the processor's cache.
+/// Heartbeats and most status reports fit; a longer message takes several reads.
+const MESSAGE_BUFFER_BYTES: usize = 1024;
+/// Read buffer of a byte stream, bytes: there are few of them, and they are read as fast as possible.
+const STREAM_BUFFER_BYTES: usize = 4096;
 /// Longest time for name resolution, for TCP, and for TLS with the handshake, each.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time a close frame may take to be written.
@@ -48,24 +51,27 @@ const USER_TIMEOUT: Duration = Duration::from_mins(1);
 /// Addresses of a name that are tried in one attempt.
 const MAX_ADDRESSES: usize = 16;
 
-/// Limits and buffers of a websocket between agent and coordinator.
+/// Limits and buffers of a websocket between agent and coordinator, by its subprotocol.
 #[must_use]
-pub fn config() -> WebSocketConfig {
+pub fn config(protocol: Option<&str>) -> WebSocketConfig {
+    let carries_messages = protocol == Some(PROTOCOL);
+    let read_buffer = if carries_messages { MESSAGE_BUFFER_BYTES } else { STREAM_BUFFER_BYTES };
     WebSocketConfig::default()
-        .read_buffer_size(READ_BUFFER_BYTES)
+        .read_buffer_size(read_buffer)
         .write_buffer_size(0)
         .max_write_buffer_size(2 * MAX_FRAME_BYTES)
         .max_message_size(Some(MAX_FRAME_BYTES))
         .max_frame_size(Some(MAX_FRAME_BYTES))
 }
 
-/// The server's end of a websocket whose HTTP upgrade has been answered.
-pub async fn accepted<S>(io: S) -> Connection
+/// The server's end of a websocket whose HTTP upgrade to this subprotocol has been answered.
+pub async fn accepted<S>(io: S, protocol: Option<&str>) -> Connection
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (io, received) = Counting::new(io);
-    connection(WebSocketStream::from_raw_socket(io, Role::Server, Some(config())).await, received)
+    let config = Some(config(protocol));
+    connection(WebSocketStream::from_raw_socket(io, Role::Server, config).await, received)
 }
 
 /// A websocket as a connection.
@@ -245,7 +251,7 @@ impl WebsocketDialer {
         if let Some(bearer) = &self.bearer {
             request.headers_mut().insert(AUTHORIZATION, bearer.clone());
         }
-        let config = Some(config());
+        let config = Some(config(Some(protocol)));
         if url.scheme() != "wss" {
             let (tcp, received) = Counting::new(tcp);
             let (websocket, _) = tokio_tungstenite::client_async_with_config(request, tcp, config)
@@ -385,7 +391,7 @@ mod tests {
                 response.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, wanted);
                 Ok(response)
             },
-            Some(config()),
+            Some(config(Some(PROTOCOL))),
         )
         .await
         .unwrap();
@@ -396,8 +402,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = Url::parse(&format!("ws://{}", listener.local_addr().unwrap())).unwrap();
         let dialer = dialer();
-        let (client, (server, path)) =
-            tokio::join!(dialer.dial(&url, crate::wire::PROTOCOL), accept(listener));
+        let (client, (server, path)) = tokio::join!(dialer.dial(&url, PROTOCOL), accept(listener));
         (client.unwrap(), server, path)
     }
 
@@ -419,7 +424,7 @@ mod tests {
         use std::cell::Cell;
         use tokio::io::AsyncWriteExt as _;
         let (mut peer, ours) = tokio::io::duplex(64);
-        let mut connection = accepted(ours).await;
+        let mut connection = accepted(ours, Some(PROTOCOL)).await;
         // Fin and text; masked, 4 bytes of payload; the mask.
         let frame = [0x81, 0x84, 0, 0, 0, 0, b'l', b'a', b't', b'e'];
         let heard = Cell::new(0);
