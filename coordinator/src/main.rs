@@ -22,6 +22,7 @@ use muster_shared::config::{ConfigCommand, EXIT_CONFIG, EXIT_FAILED, Loaded, Sou
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use muster_shared::error_chain::Chain;
 use muster_shared::folders::{check_own, make_private};
+use muster_shared::huge_pages;
 use muster_shared::kv::{Engine, KvError, open_as};
 use muster_shared::telemetry::{self, LogControl};
 use muster_shared::threads::OsThreads;
@@ -31,7 +32,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use self::store_command::StoreCommand;
 
@@ -262,6 +263,7 @@ async fn serve(config: &Config, log: LogControl) -> anyhow::Result<()> {
     let parts = open_parts(config, &store_tasks).await?;
     let running = Coordinator::start(config, parts, Some(log)).await?;
     announce(&running)?;
+    let _memory = AbortOnDropHandle::new(tokio::spawn(huge_pages::keep(&OsThreads)));
     let watchdog = sd_notify::watchdog_enabled();
     let mut beat = tokio::time::interval(watchdog.map_or(Duration::from_hours(1), |w| w / 3));
     let failed = loop {

@@ -12,6 +12,7 @@ pub mod error_chain;
 pub mod export;
 pub mod exposition;
 pub mod folders;
+pub mod huge_pages;
 pub mod ids;
 pub mod json_bounds;
 pub mod kv;
