@@ -25,11 +25,11 @@ use crate::units::MIB;
 const PERIOD: Duration = Duration::from_mins(1);
 /// Processes with less memory gain nothing, bytes.
 const SMALLEST: u64 = 256 * MIB;
-/// Huge pages that are made at a time: page faults of other threads wait for each.
+/// Huge pages that one call makes: page faults of other threads wait for each.
 const AT_A_TIME: usize = 4;
-/// Between two times.
+/// Time between two calls.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Pages of a huge page that may be missing, one in so many: they take memory afterwards.
+/// One in so many of a huge page's pages may be missing; they take memory afterwards.
 const MISSING: usize = 16;
 /// Bytes of an entry of `/proc/PID/pagemap`, and the bit that says that the page is in memory.
 const ENTRY: usize = 8;
