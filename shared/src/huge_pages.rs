@@ -36,7 +36,7 @@ const ENTRY: usize = 8;
 const PRESENT: u64 = 1 << 63;
 
 /// Moves this process's memory into huge pages from time to time, for as long as it is polled. Ends
-/// where the kernel can't do that. At everybody's priority: page faults of other threads wait for it.
+/// where there are none. At everybody's priority: page faults of other threads wait for it.
 pub async fn keep(threads: &dyn Threads) {
     let Some(sizes) = Sizes::of_system() else { return };
     loop {
@@ -47,9 +47,11 @@ pub async fn keep(threads: &dyn Threads) {
         };
         for range in filled {
             match compute(threads, move || collapse(range)).await {
-                // Linux before 6.1 doesn't know it, and a sandbox may refuse it.
+                // Linux before 6.1 doesn't know it, a sandbox may refuse it, or this memory is now
+                // used for something else: the rest would fail as well, or can wait.
                 Err(error @ (Errno::EINVAL | Errno::EPERM | Errno::ENOSYS)) => {
-                    return tracing::debug!(%error, "the kernel makes no huge pages");
+                    tracing::debug!(%error, "the kernel makes no huge pages");
+                    break;
                 }
                 // Memory changes meanwhile, or there is no room in one piece; next time, then.
                 Ok(()) | Err(_) => tokio::time::sleep(PAUSE).await,
