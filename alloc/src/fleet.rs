@@ -4,7 +4,6 @@
 //! One task owns a fleet and feeds it; a request takes [`Fleet::snapshot`], which costs a few
 //! pointers, and works on that.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -14,6 +13,7 @@ use crate::config::Config;
 use crate::fingerprint::server_id;
 use crate::news::{News, NoUuid};
 use crate::num::display;
+use crate::owners;
 use crate::persist::{Classes, ShardMap};
 use crate::promises::{Extra, Promised, Promises, Ticket};
 use crate::ratios::RatioPolicy;
@@ -315,7 +315,8 @@ impl Fleet {
     }
 
     fn promised(&self, server: &Server) -> Promised {
-        self.promises.on(&server.name, |vm| server.shows(vm))
+        let shown: Vec<_> = server.loaded().map(|vm| vm.uuid).collect();
+        self.promises.on(&server.name, &shown)
     }
 
     fn server(&self, slot: u32) -> Server {
@@ -390,24 +391,13 @@ impl Fleet {
 
     /// Brings the indices by owner and by VM from one state of a server to the next.
     fn reindex(&mut self, slot: u32, before: Option<&Server>, after: &Server) {
-        let owners = |server: &Server| {
-            let mut counts: BTreeMap<Uuid, u32> = BTreeMap::new();
-            for vm in server.vms.iter().chain(&server.promised.vms) {
-                counts.entry(vm.owner).or_default();
-            }
-            for vm in server.counted() {
-                *counts.entry(vm.owner).or_default() += 1;
-            }
-            counts
-        };
-        let (old, new) = (before.map(owners).unwrap_or_default(), owners(after));
-        for (owner, count) in &new {
-            if old.get(owner) != Some(count) {
-                self.set_owner(*owner, slot, Some(*count));
+        for (owner, counts) in owners::changed(before, after) {
+            if counts.before != counts.after {
+                self.set_owner(owner, slot, counts.after);
             }
         }
-        for owner in old.keys().filter(|owner| !new.contains_key(*owner)) {
-            self.set_owner(*owner, slot, None);
+        if before.is_some_and(|before| Arc::ptr_eq(&before.vms, &after.vms)) {
+            return;
         }
         let none = Vec::new();
         let old = before.map_or(&none, |server| &server.vms);

@@ -52,6 +52,7 @@ pub mod num;
 pub mod offline;
 mod order;
 mod outcome;
+mod owners;
 mod persist;
 mod platform;
 mod predicate;

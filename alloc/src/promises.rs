@@ -3,7 +3,7 @@
 //! A VM is counted once: as itself when its server reports it (in a state that takes room), else
 //! by its first open ticket with figures, else by its reservation.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use muster_shared::ids::ServerUuid;
@@ -184,7 +184,6 @@ struct Open {
 struct Reservation {
     server: ServerName,
     extra: Arc<Extra>,
-    promise: Promise,
 }
 
 /// All promises of a fleet.
@@ -197,7 +196,9 @@ pub(crate) struct Promises {
     /// How many open tickets with figures each VM has.
     ticketed: BTreeMap<Uuid, usize>,
     reservations: BTreeMap<Uuid, Reservation>,
-    reserved_on: BTreeMap<ServerName, BTreeSet<Uuid>>,
+    /// By server, for each VM with a reservation there. A server may have hundreds, and all are read
+    /// with each change of one.
+    reserved_on: BTreeMap<ServerName, BTreeMap<Uuid, Promise>>,
 }
 
 impl Promises {
@@ -249,8 +250,8 @@ impl Promises {
     ) -> Vec<ServerName> {
         let mut touched = self.release(vm);
         let promise = Promise::new(vm, &extra);
-        self.reservations.insert(vm, Reservation { server: server.clone(), extra, promise });
-        self.reserved_on.entry(server.clone()).or_default().insert(vm);
+        self.reservations.insert(vm, Reservation { server: server.clone(), extra });
+        self.reserved_on.entry(server.clone()).or_default().insert(vm, promise);
         touched.push(server.clone());
         touched
     }
@@ -294,24 +295,27 @@ impl Promises {
     }
 
     /// What is promised on a server beside the VMs that it shows.
-    pub(crate) fn on(&self, server: &ServerName, visible: impl Fn(Uuid) -> bool) -> Promised {
+    pub(crate) fn on(&self, server: &ServerName, shown: &[Uuid]) -> Promised {
         let mut promised = Promised::default();
         for Open { vm, promise, .. } in
             self.tickets.get(server).into_iter().flat_map(BTreeMap::values)
         {
             match promise {
                 None => promised.bare = true,
-                Some(_) if visible(*vm) || promised.vms.iter().any(|v| v.uuid == *vm) => {}
+                Some(_) if shown.contains(vm) || promised.vms.iter().any(|v| v.uuid == *vm) => {}
                 Some(promise) => promised.add(promise),
             }
         }
         promised.ticketed = promised.vms.len();
         let before = promised.disk;
-        for vm in self.reserved_on.get(server).into_iter().flatten() {
-            if let (false, false, Some(reservation)) =
-                (visible(*vm), self.ticketed.contains_key(vm), self.reservations.get(vm))
-            {
-                promised.add(&reservation.promise);
+        if let Some(reserved) = self.reserved_on.get(server) {
+            // Hardly any: a reservation ends when its server shows the VM.
+            let shown: Vec<_> = shown.iter().filter(|vm| reserved.contains_key(vm)).collect();
+            promised.vms.reserve_exact(reserved.len());
+            for (vm, promise) in reserved {
+                if !shown.contains(&vm) && !self.ticketed.contains_key(vm) {
+                    promised.add(promise);
+                }
             }
         }
         // Whole bytes far below 2^53, so the difference is exact.
@@ -340,9 +344,9 @@ mod tests {
             vm_uuid: Uuid::from_u128(3).to_string(),
             extra: Some(extra.clone()),
         });
-        let before = promises.on(&server, |_| false);
+        let before = promises.on(&server, &[]);
         promises.reserve(Uuid::from_u128(4), &server, Arc::new(extra));
-        let after = promises.on(&server, |_| false);
+        let after = promises.on(&server, &[]);
         assert_eq!((before.vms.len(), after.vms.len()), (2, 3));
         let is_shared = |(before, after)| Arc::ptr_eq(before, after);
         assert!(before.vms.iter().zip(&after.vms).all(is_shared));

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use uuid::Uuid;
 
 use crate::figures::Figures;
 use crate::num::{self, nonzero, num, some_truthy, truthy};
@@ -311,10 +310,6 @@ impl Server {
     /// Those and the promised ones.
     pub(crate) fn counted(&self) -> impl Iterator<Item = &Vm> {
         self.loaded().chain(self.promised.vms.iter().map(AsRef::as_ref))
-    }
-
-    pub(crate) fn shows(&self, vm: Uuid) -> bool {
-        self.loaded().any(|v| v.uuid == vm)
     }
 
     /// Why the record is not usable, VMs not considered.

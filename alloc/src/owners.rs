@@ -1,0 +1,115 @@
+//! How many VMs of an owner a server has, from one of its states to the next.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::server::Server;
+use crate::vm::Vm;
+
+/// How many of an owner's VMs count on a server; `None` if it has none there, counted or not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) before: Option<u32>,
+    pub(crate) after: Option<u32>,
+}
+
+/// The owners whose VMs on a server may be others than before.
+pub(crate) fn changed(before: Option<&Server>, after: &Server) -> BTreeMap<Uuid, Counts> {
+    let (vms, promised) = before.map_or_else(Default::default, |server| {
+        (server.vms.as_slice(), server.promised.vms.as_slice())
+    });
+    let vms = differing(vms, &after.vms).chain(differing(promised, &after.promised.vms));
+    let mut owners: BTreeMap<_, _> = vms.map(|vm| (vm.owner, Counts::default())).collect();
+    for (owner, counts) in before.into_iter().flat_map(all) {
+        if let Some(changed) = owners.get_mut(&owner) {
+            *changed.before.get_or_insert(0) += counts;
+        }
+    }
+    for (owner, counts) in all(after) {
+        if let Some(changed) = owners.get_mut(&owner) {
+            *changed.after.get_or_insert(0) += counts;
+        }
+    }
+    owners
+}
+
+/// Each VM's owner, and 1 if the VM counts.
+fn all(server: &Server) -> impl Iterator<Item = (Uuid, u32)> {
+    let shown = server.vms.iter().map(|vm| (vm.owner, u32::from(vm.is_loaded())));
+    shown.chain(server.promised.vms.iter().map(|vm| (vm.owner, 1)))
+}
+
+/// What lies between the beginning and the end that two lists have in common: of many VMs, one is
+/// new.
+fn differing<'a>(old: &'a [Arc<Vm>], new: &'a [Arc<Vm>]) -> impl Iterator<Item = &'a Vm> {
+    let is_same = |(old, new): &(&Arc<Vm>, &Arc<Vm>)| Arc::ptr_eq(old, new);
+    let first = old.iter().zip(new).take_while(is_same).count();
+    let (old, new) = (&old[first..], &new[first..]);
+    let last = old.iter().rev().zip(new.iter().rev()).take_while(is_same).count();
+    let (old, new) = (&old[..old.len() - last], &new[..new.len() - last]);
+    old.iter().chain(new).map(AsRef::as_ref)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+    use serde_json::Map;
+
+    use super::*;
+    use crate::promises::Promised;
+    use crate::server_name::ServerName;
+    use crate::vm::State;
+
+    fn counted_anew(server: &Server) -> BTreeMap<Uuid, u32> {
+        let mut counts = BTreeMap::new();
+        for vm in server.vms.iter().chain(&server.promised.vms) {
+            counts.entry(vm.owner).or_default();
+        }
+        for vm in server.counted() {
+            *counts.entry(vm.owner).or_default() += 1;
+        }
+        counts
+    }
+
+    /// A server with some of these VMs, by place: those that it shows and those that are promised.
+    fn server(vms: &[Arc<Vm>], shown: &BTreeSet<usize>, promised: &BTreeSet<usize>) -> Server {
+        let some = |of: &BTreeSet<usize>| of.iter().map(|at| Arc::clone(&vms[*at])).collect();
+        let mut server = Server::new(ServerName::of("any"), Arc::new(Map::new()));
+        server.vms = Arc::new(some(shown));
+        server.promised = Arc::new(Promised { vms: some(promised), ..Promised::default() });
+        server
+    }
+
+    proptest! {
+        #[test]
+        fn what_changed_is_what_counting_anew_says(
+            vms in proptest::collection::vec((1..4_u128, any::<bool>()), 12),
+            lists in proptest::array::uniform4(proptest::collection::btree_set(0..12_usize, 0..9)),
+            is_new in any::<bool>(),
+        ) {
+            let vm = |(owner, up): &(u128, bool)| {
+                let owner = Uuid::from_u128(*owner);
+                let state = if *up { State::Up } else { State::default() };
+                Arc::new(Vm { owner, state, ..Vm::default() })
+            };
+            let vms: Vec<_> = vms.iter().map(vm).collect();
+            let [shown, promised, next_shown, next_promised] = &lists;
+            let before = (!is_new).then(|| server(&vms, shown, promised));
+            let after = server(&vms, next_shown, next_promised);
+            let was = before.as_ref().map(counted_anew).unwrap_or_default();
+            let is = counted_anew(&after);
+            let changed = changed(before.as_ref(), &after);
+            for owner in was.keys().chain(is.keys()).chain(changed.keys()) {
+                let (before, after) = (was.get(owner).copied(), is.get(owner).copied());
+                match changed.get(owner) {
+                    Some(counts) => prop_assert_eq!(*counts, Counts { before, after }),
+                    None => prop_assert_eq!(before, after),
+                }
+            }
+        }
+    }
+}
