@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
 
 use crate::algorithm::{Algorithm, Kind};
 use crate::algorithms::OVERRIDE_OVERPROVISIONING;
@@ -23,6 +24,7 @@ pub struct Config {
     /// The first server wins that is left, not the one with the highest score.
     pub(crate) first_wins: bool,
     source: Value,
+    hash: String,
 }
 
 /// A policy that can't be used.
@@ -135,7 +137,8 @@ impl Config {
         let any = |kind| expr.any(&|algorithm| algorithm.kind == kind);
         let first_wins = any(Kind::Sorter) && !any(Kind::Scorer);
         let source = json!({ "expression": expression, "defaults": table });
-        Ok(Self { settings, expr, first_wins, source })
+        let hash = hex::encode(Sha256::digest(source.to_string()));
+        Ok(Self { settings, expr, first_wins, source, hash })
     }
 
     /// This policy with another expression or with some defaults changed.
@@ -185,6 +188,12 @@ impl Config {
     #[must_use]
     pub fn source(&self) -> &Value {
         &self.source
+    }
+
+    /// SHA-256 of [`Config::source`], hexadecimal.
+    #[must_use]
+    pub fn hash(&self) -> &str {
+        &self.hash
     }
 
     /// The ratios with which `calculate-server-unreserved` will work under this policy; a

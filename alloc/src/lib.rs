@@ -83,6 +83,7 @@ mod validate;
 mod vm;
 mod what_if;
 
+pub use algorithms::title_of;
 pub use allocate::{Capacity, Options, Order, allocate, allocate_within, capacity, explain};
 pub use config::{Config, ConfigError, create_expression, default_expression};
 pub use explain::Explanation;
@@ -91,7 +92,7 @@ pub use fit::{Fit, Fitted, fit};
 pub use fleet::Fleet;
 pub use least::{Helpless, LeastChanges, Suggestion, least_changes};
 pub use news::{News, NoUuid};
-pub use outcome::{Choice, Detail, Digest, Outcome, Step, StepCount};
+pub use outcome::{Choice, Detail, Digest, Outcome, RECEIVED, Step, StepCount};
 pub use predicate::BadPredicate;
 pub use promises::{Extra, Ticket};
 pub use ratios::{RatioPolicy, Ratios};

@@ -32,7 +32,8 @@ pub struct Step {
     pub(crate) reasons: Reasons,
 }
 
-const RECEIVED: &str = "Received by DAPI";
+/// The text that names the first step, which is no algorithm's.
+pub const RECEIVED: &str = "Received by DAPI";
 
 impl Step {
     /// The text that names the step.

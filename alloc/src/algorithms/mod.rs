@@ -119,5 +119,11 @@ pub(crate) fn find(name: &str) -> Option<&'static Algorithm> {
     all().find(|algorithm| algorithm.name == name)
 }
 
+/// The text that names the step of an algorithm; `None` for one that this version does not know.
+#[must_use]
+pub fn title_of(algorithm: &str) -> Option<&'static str> {
+    find(algorithm).map(|algorithm| algorithm.title)
+}
+
 #[cfg(test)]
 mod tests;

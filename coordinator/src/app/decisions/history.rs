@@ -7,11 +7,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use muster_shared::api::allocation::{Decision, DecisionDetail};
+use muster_shared::api::allocation::Decision;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use uuid::Uuid;
 
+use super::record::DecisionRecord;
 use crate::alloc::{Config, Outcome, Snapshot};
 use crate::app::context::Context;
 use crate::app::keys;
@@ -42,7 +43,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    pub(super) fn of(record: &DecisionDetail, outcome: &Outcome, policy: &Arc<Config>) -> Self {
+    pub(super) fn of(record: &DecisionRecord, outcome: &Outcome, policy: &Arc<Config>) -> Self {
         Self {
             id: record.decision.id,
             snapshot_id: record.snapshot_id.unwrap_or(record.decision.id),

@@ -6,6 +6,7 @@
 //! Both histories are bounded.
 
 mod history;
+mod record;
 mod replay;
 mod snapshots;
 
@@ -15,15 +16,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use muster_shared::api::Object;
-use muster_shared::api::allocation::{AskedBy, Decision, DecisionDetail, StepCount};
-use muster_shared::clock::iso;
+use muster_shared::api::allocation::{AskedBy, Decision, DecisionDetail};
 use muster_shared::secrets::masked_members;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, PutPayload};
 use parking_lot::Mutex;
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -31,80 +29,22 @@ use super::context::Context;
 use super::error::AppError;
 use super::keys;
 use super::records::Records;
-use super::server_view::number;
-use crate::alloc::{self, Config, HostOs, Options, Order, Outcome, Recent, ServerName};
+use crate::alloc::{Config, Options, Outcome, Recent};
 use crate::store::{
     Damaged, Event, Expect, Follow, MAX_VALUE_BYTES, Record, Store, StoreError, Write, read_all,
 };
 use history::{Held, History};
+pub(super) use record::DecisionRecord;
 pub(super) use replay::bad_policy;
 use snapshots::SavedSnapshots;
 
-const ALLOCATIONS: Records<DecisionDetail> = Records::under(keys::ALLOCATIONS);
+const ALLOCATIONS: Records<DecisionRecord> = Records::under(keys::ALLOCATIONS);
 /// Room for what a record holds beside the request, bytes.
 const ENVELOPE_BYTES: usize = 64 * 1024;
 /// Records deleted in one commit.
 const BATCH: usize = 100;
 /// Longest wait for the snapshots that are written when the application stops.
 const FLUSH: Duration = Duration::from_secs(20);
-
-/// The order of servers in which it was decided.
-pub(super) fn order_of(record: &DecisionDetail) -> Order {
-    if record.shuffled { Order::Shuffled } else { Order::Uuid }
-}
-
-fn host_os_of(record: &DecisionDetail) -> HostOs {
-    if record.host_os_reference { HostOs::Reference } else { HostOs::Any }
-}
-
-/// Takes down a decision; the record is `allocation/<id>`.
-pub(super) fn taken_down(
-    ctx: &Context,
-    kind: AskedBy,
-    request: &Object,
-    policy: &Config,
-    outcome: &Outcome,
-) -> DecisionDetail {
-    let step = |step: &alloc::StepCount| StepCount {
-        step: step.title.to_owned(),
-        algorithm: step.algorithm.map(str::to_owned),
-        remaining: u64::try_from(step.remaining).unwrap_or(u64::MAX),
-    };
-    let best = |(server, score): &(ServerName, f64)| Some((server.to_string(), number(*score)?));
-    let digest = outcome.digest();
-    let server = outcome.server.as_ref();
-    let vm = request.get("vm").and_then(|vm| vm.get("vm_uuid")).and_then(Value::as_str);
-    let decision = Decision {
-        id: ctx.mint_id(),
-        at: iso(ctx.wall()),
-        kind,
-        vm_uuid: vm.unwrap_or_default().to_owned(),
-        server_uuid: server.map(|server| server.server_uuid.to_string()),
-        score: server.and_then(|server| number(server.score)),
-        failure: server.is_none().then(|| outcome.failure()),
-        reserved: false,
-        keep: false,
-    };
-    DecisionDetail {
-        decision,
-        request: Some(request.clone()),
-        config_hash: hash(policy),
-        shuffled: ctx.config.allocation.order != Order::Uuid,
-        host_os_reference: policy.host_os() == HostOs::Reference,
-        seed: outcome.seed,
-        recent: Value::Null,
-        snapshot_id: None,
-        snapshot_revision: outcome.snapshot().revision(),
-        fingerprint: digest.fingerprint.clone(),
-        steps: digest.steps.iter().map(step).collect(),
-        best: digest.best.iter().filter_map(best).collect(),
-    }
-}
-
-/// SHA-256 of a policy, hexadecimal.
-pub(super) fn hash(policy: &Config) -> String {
-    hex::encode(Sha256::digest(policy.source().to_string()))
-}
 
 #[async_trait]
 impl Follow for Decisions {
@@ -180,7 +120,7 @@ impl Decisions {
     /// kept are in blobs when this returns.
     pub(in crate::app) async fn write(
         &self,
-        record: &mut DecisionDetail,
+        record: &mut DecisionRecord,
         outcome: &Outcome,
         policy: &Arc<Config>,
     ) -> Result<Write, AppError> {
@@ -199,7 +139,7 @@ impl Decisions {
     }
 
     /// Removes what a decision that was not committed has left in blobs.
-    pub(super) async fn forget(&self, record: &DecisionDetail) {
+    pub(super) async fn forget(&self, record: &DecisionRecord) {
         self.history.lock().asked_for(record.snapshot_id);
         if record.request.is_none() {
             self.delete_blob(&request_path(record.decision.id)).await;
@@ -209,7 +149,7 @@ impl Decisions {
     /// The decision is durable.
     pub(in crate::app) fn made(
         &self,
-        record: &DecisionDetail,
+        record: &DecisionRecord,
         outcome: &Outcome,
         policy: &Arc<Config>,
     ) {
@@ -280,11 +220,11 @@ impl Decisions {
     pub async fn get(&self, id: Uuid) -> Result<DecisionDetail, AppError> {
         let mut record = self.record_of(id).await?;
         record.request = record.request.map(|request| masked_members(request.as_map()).into());
-        Ok(record)
+        Ok(record.into_detail())
     }
 
     /// A decision as it is stored, with its request.
-    pub(super) async fn record_of(&self, id: Uuid) -> Result<DecisionDetail, AppError> {
+    pub(super) async fn record_of(&self, id: Uuid) -> Result<DecisionRecord, AppError> {
         let held = ALLOCATIONS.get(&self.ctx, id).await?;
         let mut record = held.ok_or(AppError::AllocationNotFound(id))?.value;
         if record.request.is_none() {

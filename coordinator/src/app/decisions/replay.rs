@@ -3,13 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use muster_shared::api::allocation::DecisionDetail;
 use muster_shared::error_chain::Chain;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::snapshots::Kept;
-use super::{Decisions, order_of};
+use super::{DecisionRecord, Decisions};
 use crate::alloc::{Config, Detail, Options, Outcome, Request, allocate, known_members, num};
 use crate::app::error::AppError;
 
@@ -34,7 +33,7 @@ impl Decisions {
         let request = record.request.clone().unwrap_or_default();
         let request = Request::parse(request.as_map()).map_err(AppError::Invalid)?;
         let options =
-            Options { order: order_of(&record), ..self.options(Some(record.seed), &record.recent) };
+            Options { order: record.order(), ..self.options(Some(record.seed), &record.recent) };
         let again = allocate(&snapshot, &request, policy, &options);
         let fingerprint = again.fingerprint_like(&record.fingerprint);
         let server = again.server.as_ref();
@@ -74,12 +73,13 @@ fn changed(policy: &Arc<Config>, config: &Value) -> Result<Arc<Config>, AppError
 }
 
 /// Which steps left another number of servers, and which of the best servers came or went.
-fn difference(record: &DecisionDetail, again: &Outcome) -> Value {
+fn difference(record: &DecisionRecord, again: &Outcome) -> Value {
     let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let now: Vec<(&str, u64)> =
         again.steps.iter().map(|step| (step.title(), count(step.remaining_count()))).collect();
+    let steps = record.steps();
     let was: Vec<(&str, u64)> =
-        record.steps.iter().map(|step| (step.step.as_str(), step.remaining)).collect();
+        steps.iter().map(|step| (step.step.as_str(), step.remaining)).collect();
     let find = |list: &[(&str, u64)], title: &str| {
         list.iter().find(|(known, _)| *known == title).map(|(_, remaining)| *remaining)
     };
@@ -92,7 +92,7 @@ fn difference(record: &DecisionDetail, again: &Outcome) -> Value {
         }
     }
     let best = again.best(record.best.len().max(1));
-    let old: BTreeSet<_> = record.best.iter().map(|(server, _)| server.clone()).collect();
+    let old: BTreeSet<_> = record.best.iter().map(|(server, _)| server.to_string()).collect();
     let new: BTreeSet<_> = best.iter().map(|(server, _)| server.to_string()).collect();
     json!({
         "steps": steps,

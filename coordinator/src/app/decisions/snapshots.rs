@@ -20,7 +20,6 @@ use async_compression::tokio::write::ZstdEncoder;
 use async_compression::zstd::CParameter;
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
-use muster_shared::api::allocation::DecisionDetail;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
@@ -29,7 +28,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use uuid::Uuid;
 
 use super::history::Held;
-use super::{Decisions, bad_policy, host_os_of};
+use super::{DecisionRecord, Decisions, bad_policy};
 use crate::alloc::{Config, Restored, SavedServer, ServerName, Snapshot};
 use crate::app::context::Context;
 use crate::app::error::AppError;
@@ -306,7 +305,7 @@ impl Decisions {
     ///
     /// # Errors
     /// [`AppError::SnapshotNotKept`], [`AppError::Blob`], [`AppError::Corrupt`].
-    pub(super) async fn snapshot_of(&self, record: &DecisionDetail) -> Result<Kept, AppError> {
+    pub(super) async fn snapshot_of(&self, record: &DecisionRecord) -> Result<Kept, AppError> {
         let id = record.decision.id;
         let not_kept = || AppError::SnapshotNotKept(id);
         let (held, wanted) = {
@@ -331,7 +330,7 @@ impl Decisions {
         let source = self.get_blob(&policy).await?.ok_or_else(not_kept)?;
         let corrupt = |source| AppError::Corrupt { key: policy.clone(), source };
         let source: Value = serde_json::from_slice(&source).map_err(corrupt)?;
-        let policy = Config::new(&source["expression"], &source["defaults"], host_os_of(record));
+        let policy = Config::new(&source["expression"], &source["defaults"], record.host_os());
         // A policy of another version may name algorithms that this one lacks.
         let policy = Arc::new(policy.map_err(|error| bad_policy("config", &error))?);
         let chain_folder = format!("{folder}/{chain}/");

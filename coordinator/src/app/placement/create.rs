@@ -27,7 +27,7 @@ use super::promises::{PLACES, PlaceRecord};
 use super::{Placement, no_server};
 use crate::alloc;
 use crate::app::caller::Caller;
-use crate::app::decisions::taken_down;
+use crate::app::decisions::DecisionRecord;
 use crate::app::error::AppError;
 use crate::app::fleet::PlaceState;
 use crate::app::keys;
@@ -215,7 +215,7 @@ impl Placement {
         let Wanted { vm, body, extra, .. } = &question.vms[0];
         let outcome = &decision.outcomes[0];
         let policy = &question.policy;
-        let mut kept = taken_down(&self.ctx, AskedBy::Vms, body, policy, outcome);
+        let mut kept = DecisionRecord::new(&self.ctx, AskedBy::Vms, body, policy, outcome);
         kept.decision.reserved = true;
         kept.recent = decision.recent.clone();
         let _place = self.tasks.reserve(new.server)?;
@@ -239,7 +239,8 @@ impl Placement {
         mut decision: Decision,
     ) -> Result<AppError, AppError> {
         let (outcome, policy) = (&decision.outcomes[0], &question.policy);
-        let mut kept = taken_down(&self.ctx, AskedBy::Vms, &question.vms[0].body, policy, outcome);
+        let mut kept =
+            DecisionRecord::new(&self.ctx, AskedBy::Vms, &question.vms[0].body, policy, outcome);
         kept.recent = decision.recent.clone();
         let write = self.decisions.write(&mut kept, outcome, policy).await?;
         if let Err(error) = self.ctx.feed.commit(vec![write]).await {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use muster_shared::api::Object;
-use muster_shared::api::allocation::{AskedBy, DecisionDetail};
+use muster_shared::api::allocation::AskedBy;
 use muster_shared::ids::VmUuid;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
@@ -15,7 +15,7 @@ use super::ask::Ask;
 use super::flow::{Decision, Flow, Question, Wanted};
 use super::{Placement, insert_unreserved, invalid, machine, no_server, parse};
 use crate::alloc::{self, Detail, Explanation, FieldError, LeastChanges, Outcome, num};
-use crate::app::decisions::{bad_policy, taken_down};
+use crate::app::decisions::{DecisionRecord, bad_policy};
 use crate::app::error::AppError;
 use crate::app::fields::Extras;
 use crate::app::packages::for_allocator;
@@ -31,7 +31,7 @@ const ASKED: [&str; 8] =
 struct Chosen {
     vm: VmUuid,
     outcome: Outcome,
-    record: DecisionDetail,
+    record: DecisionRecord,
 }
 
 /// The answer.
@@ -194,7 +194,7 @@ impl Placement {
         let mut placements = Vec::with_capacity(outcomes.len());
         for (outcome, wanted) in outcomes.into_iter().zip(vms) {
             let mut record =
-                taken_down(&self.ctx, AskedBy::Allocate, &wanted.body, policy, &outcome);
+                DecisionRecord::new(&self.ctx, AskedBy::Allocate, &wanted.body, policy, &outcome);
             record.recent = recent.clone();
             record.decision.keep = ask.keep == Some(true);
             record.decision.reserved = decision.promises.iter().any(|(it, ..)| it.vm == wanted.vm);
