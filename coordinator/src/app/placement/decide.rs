@@ -12,14 +12,13 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::ask::Ask;
+use super::chosen::ChosenServer;
 use super::flow::{Decision, Flow, Question, Wanted};
-use super::{Placement, insert_unreserved, invalid, machine, no_server, parse};
+use super::{Placement, invalid, machine, parse};
 use crate::alloc::{self, Detail, Explanation, FieldError, LeastChanges, Outcome, num};
 use crate::app::decisions::{DecisionRecord, bad_policy};
 use crate::app::error::AppError;
-use crate::app::fields::Extras;
 use crate::app::packages::for_allocator;
-use crate::app::server_view::{ratios_shown, server_view};
 use crate::store::{StoreError, Write};
 
 /// Members of a request that say how to answer it, not what is asked.
@@ -38,8 +37,8 @@ struct Chosen {
 #[derive(Debug)]
 pub struct Decided {
     placements: Vec<Chosen>,
-    /// The record of the first VM's server.
-    server: Option<Object>,
+    /// The first VM's server.
+    server: Option<ChosenServer>,
     steps: Detail,
     explanation: Option<Explanation>,
     least: LeastChanges,
@@ -229,29 +228,6 @@ impl Placement {
         decided.least = least.unwrap_or_default();
         decided.server = server;
         Ok(decided)
-    }
-
-    /// The chosen server as CNAPI shows it.
-    fn chosen_view(&self, ask: &Ask, outcome: &Outcome) -> Result<Object, AppError> {
-        let choice = outcome.server.as_ref().ok_or_else(|| no_server(outcome))?;
-        let imagined = ask.what_if.as_ref();
-        let imagined = imagined.and_then(|what_if| what_if.server(&choice.server_uuid));
-        let extras = Extras { sysinfo: true, memory: true, disk: true, ..Extras::default() };
-        let server = choice.server_uuid.uuid().ok_or_else(|| no_server(outcome))?;
-        let known = self.fleet.get(server).and_then(|entry| server_view(&entry, extras));
-        let mut view = match (known, imagined) {
-            (Some(server), _) => Object::of(&server),
-            (None, Some(_)) => Object::new(),
-            (None, None) => return Err(AppError::ServerNotFound(server)),
-        };
-        view.extend(imagined.into_iter().flatten().map(|(k, v)| (k.clone(), v.clone())));
-        view.remove("vms");
-        view.set("score", num::json(choice.score));
-        view.set("overprovision_ratios", json!(ratios_shown(&choice.ratios)));
-        if let Some(left) = choice.unreserved {
-            insert_unreserved(&mut view, left);
-        }
-        Ok(view)
     }
 
     async fn commit(

@@ -10,6 +10,7 @@
 mod allocator;
 mod ask;
 mod at_end;
+mod chosen;
 mod create;
 mod decide;
 mod flow;
@@ -43,7 +44,7 @@ use super::packages::Packages;
 use super::tasks::Tasks;
 use super::tickets::Tickets;
 use crate::agents::Agents;
-use crate::alloc::{self, Detail, Outcome, Request, Snapshot, Unreserved, num};
+use crate::alloc::{self, Detail, Outcome, Request, Snapshot, Unreserved};
 use crate::store::Follow;
 use flow::{Question, Wanted};
 use intake::SharedIntake;
@@ -179,14 +180,6 @@ impl Placement {
             answer
         };
         Ok(compute(&*self.ctx.parts.threads, answer).await)
-    }
-}
-
-fn insert_unreserved(view: &mut Object, left: Unreserved) {
-    for (name, value) in
-        [("unreserved_cpu", left.cpu), ("unreserved_ram", left.ram), ("unreserved_disk", left.disk)]
-    {
-        view.set(name, num::json(value));
     }
 }
 
