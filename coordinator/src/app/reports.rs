@@ -184,21 +184,9 @@ impl Reports {
     /// A checked report of a websocket agent: full reports replace, others change.
     pub(crate) fn status(&self, server: ServerUuid, report: Report) {
         self.ctx.counters.status_reports.inc();
-        if !self.fleet.has(server) {
-            // It was deleted under its agent, which registers again when asked.
-            let ask = wire::Sysinfo { sysinfo: None, agents: None, hash: String::new() };
-            self.agents.send(server, ask).ok();
-            // Nothing is kept of a server that has no record: anybody could fill the store. The
-            // full report is asked for when it registers.
-            return;
-        }
-        let mut changes = report.vms;
-        if report.full {
-            self.mark_missing(server, &mut changes);
-        }
         let at = self.ctx.now();
         let usage = report.usage.map(|vms| Arc::new(ServerUsage { at, vms }));
-        self.fleet.report(server, |entry| {
+        let is_registered = self.fleet.report_registered(server, |entry| {
             if usage.is_some() {
                 entry.usage = usage;
             }
@@ -211,6 +199,18 @@ impl Reports {
             entry.remarks = report.muster;
             entry.reported_at = report.timestamp;
         });
+        if !is_registered {
+            // It was deleted under its agent, which registers again when asked.
+            let ask = wire::Sysinfo { sysinfo: None, agents: None, hash: String::new() };
+            self.agents.send(server, ask).ok();
+            // Nothing is kept of a server that has no record: anybody could fill the store. The
+            // full report is asked for when it registers.
+            return;
+        }
+        let mut changes = report.vms;
+        if report.full {
+            self.mark_missing(server, &mut changes);
+        }
         if !changes.is_empty() {
             self.vms_changed(server, changes);
         }

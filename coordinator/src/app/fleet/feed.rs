@@ -135,7 +135,7 @@ fn remove(inner: &mut Inner, server: ServerUuid, key: &str) {
         // With the server goes what it reported; its VMs have records of their own.
         Some("server") => {
             let (vms, roster) = (std::mem::take(&mut entry.vms), entry.roster.take());
-            *entry = Entry { vms, roster, ..Entry::default() };
+            **entry = Entry { vms, roster, ..Entry::default() };
         }
         Some("sysinfo") => {
             entry.sysinfo = None;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_shared::ids::{ServerUuid, VmUuid};
+use parking_lot::RwLockWriteGuard;
 
 use super::{Entry, Fleet, Inner};
 
@@ -45,13 +46,33 @@ impl Fleet {
     pub fn report(&self, server: ServerUuid, change: impl FnOnce(&mut Entry)) {
         let mut inner = self.inner();
         let entry = inner.servers.entry(server).or_default();
+        if self.changes_figures(entry, change) {
+            self.figures_changed(inner, server);
+        }
+    }
+
+    /// As [`Fleet::report`] if the server is registered; else nothing changes, and it is `false`.
+    pub fn report_registered(&self, server: ServerUuid, change: impl FnOnce(&mut Entry)) -> bool {
+        let mut inner = self.inner();
+        let entry = inner.servers.get_mut(&server).filter(|entry| entry.record.is_some());
+        let Some(entry) = entry else { return false };
+        if self.changes_figures(entry, change) {
+            self.figures_changed(inner, server);
+        }
+        true
+    }
+
+    /// Changes a server; whether figures moved that count in an allocation.
+    fn changes_figures(&self, entry: &mut Entry, change: impl FnOnce(&mut Entry)) -> bool {
         let before = entry.figures.clone();
         change(entry);
-        if entry.figures.differ(&before, &self.figures_read) {
-            inner.stale(server).figures = true;
-            drop(inner);
-            self.stale_wake.notify_one();
-        }
+        entry.figures.differ(&before, &self.figures_read)
+    }
+
+    fn figures_changed(&self, mut inner: RwLockWriteGuard<'_, Inner>, server: ServerUuid) {
+        inner.stale(server).figures = true;
+        drop(inner);
+        self.stale_wake.notify_one();
     }
 
     /// At most so many servers that changed since they were taken the last time so that an
