@@ -170,11 +170,14 @@ impl Placement {
         }
         let names = vm_uuids(body, &ask, first.vm_uuid(), || self.ctx.parts.entropy.uuid())?;
         let mut vms = Vec::with_capacity(names.len());
+        let mut first = Some(first);
         for vm in names {
             let mut body = kept.clone();
             body.remove("vm_uuids");
             body.slot("vm")["vm_uuid"] = json!(vm);
-            let request = parse(&body)?;
+            // The first is parsed already, unless its uuid was written in another way.
+            let parsed = first.take_if(|first| first.vm_uuid() == vm.to_string());
+            let request = parsed.map_or_else(|| parse(&body), Ok)?;
             let created = created.as_ref().map(|(_, spec)| alloc::Extra::of_new_vm(spec));
             let extra = created.unwrap_or_else(|| request.promise());
             vms.push(Wanted { vm, body, request, extra: Arc::new(extra) });
