@@ -93,7 +93,7 @@ mod tests {
         ) {
             let vm = |(owner, up): &(u128, bool)| {
                 let owner = Uuid::from_u128(*owner);
-                let state = if *up { State::Up } else { State::default() };
+                let state = if *up { State::Up } else { State::Provisioning };
                 Arc::new(Vm { owner, state, ..Vm::default() })
             };
             let vms: Vec<_> = vms.iter().map(vm).collect();
