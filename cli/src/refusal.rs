@@ -13,6 +13,10 @@ use crate::plain;
 /// Servers that are named with their reason.
 const MOST: usize = 10;
 
+/// Said where a search for changes did not end.
+const CUT: &str =
+    "the coordinator is busy: its search for what would help ended early; try again later";
+
 /// Names of servers by uuid.
 type Names = BTreeMap<String, String>;
 
@@ -22,6 +26,8 @@ type Names = BTreeMap<String, String>;
 struct Refusal {
     steps: Option<Vec<AllocationStep>>,
     least_changes: Vec<LeastChange>,
+    /// The search for them ran out of time.
+    least_changes_cut: bool,
 }
 
 /// All that an operator needs to know of a refusal's body.
@@ -33,6 +39,9 @@ pub(crate) fn lines(body: &Value, names: &Names, verbose: bool) -> Vec<String> {
         lines.push("it would fit with one of:".to_owned());
     }
     lines.extend(refusal.least_changes.iter().map(|change| format!("  {}", change.text)));
+    if refusal.least_changes_cut {
+        lines.push(CUT.to_owned());
+    }
     lines
 }
 
@@ -90,9 +99,17 @@ mod tests {
             "            cn2: 256 MiB of memory wanted, 0 MiB left",
         ];
         assert_eq!(lines(&body, &names, false)[..3], short);
+        let helps = ["it would fit with one of:", "  128 MiB less memory"];
+        assert_eq!(lines(&body, &names, false)[3..], helps);
         assert_eq!(
             lines(&body, &names, true).iter().filter(|it| it.contains(" left  ")).count(),
             3
         );
+    }
+
+    #[test]
+    fn a_search_for_changes_that_was_cut_is_told() {
+        let body = json!({ "steps": [], "least_changes": [], "least_changes_cut": true });
+        assert_eq!(lines(&body, &BTreeMap::new(), false), [CUT]);
     }
 }

@@ -115,7 +115,8 @@ impl Terminal {
                 return from + at + text.len();
             }
             let late = self.shown.1.wait_until(&mut shown, self.deadline).timed_out();
-            assert!(!late && !shown.ended, "never {text:?}: {all}");
+            assert!(!shown.ended, "it ends without {text:?}: {all}");
+            assert!(!late, "no {text:?} in time: {all}");
         }
     }
 

@@ -229,7 +229,11 @@ fn images_and_a_machine(operator: &mut Operator) -> String {
     operator.see(&[&create[..], &["--tag", "role=db"]].concat(), DONE);
     operator.find(&create, REFUSED, "has this name");
     let large = ["vm", "create", "--image", "muster-guest", "--ram", "9999999"];
-    operator.find(&large, REFUSED, "it would fit");
+    // An unoptimized coordinator on a busy machine may not find it in time, and says so.
+    let mut answers = std::iter::repeat_with(|| operator.see(&large, REFUSED)).take(10);
+    let whole = answers.find(|shown| !shown.contains("ended early"));
+    let whole = whole.expect("a search that gets through");
+    assert!(whole.contains("it would fit"), "{whole}");
     operator.find(&large, REFUSED, "MiB of memory wanted, ");
     let nowhere = ["vm", "create", "--image", "muster-guest", "--network", "nosuch"];
     operator.find(&nowhere, REFUSED, "nosuch;");
