@@ -25,6 +25,12 @@ pub trait Threads: fmt::Debug + Send + Sync + 'static {
     fn compute_aside(&self, work: Work);
 }
 
+/// Has the kernel run the calling thread, one of [`Threads::run`], a little later than others: nice 5,
+/// a third of their share of a busy processor. For what others wait for only if it falls far behind.
+pub fn yield_to_others() {
+    aside::lower_priority(5);
+}
+
 /// A shared door.
 pub type SharedThreads = Arc<dyn Threads>;
 

@@ -63,8 +63,17 @@ pub(super) trait Writer: Send + 'static {
     /// A group takes no further commits past this many bytes.
     fn group_bytes(&self) -> usize;
 
-    /// Most bytes that writing a group of so many changes and bytes takes on the file system.
-    fn disk_bytes(changes: u64, bytes: u64) -> u64;
+    /// Most bytes that a group of so many changes and bytes takes on the file system, and what was
+    /// written before and takes its room later.
+    fn disk_bytes(&self, changes: u64, bytes: u64) -> u64;
+
+    /// Has what was written before take its room now.
+    ///
+    /// # Errors
+    /// As of [`Writer::write`].
+    fn settle(&mut self) -> Result<(), KvError> {
+        Ok(())
+    }
 
     /// Writes all changes or none and returns once they survive a power cut: the number of groups
     /// written so far.
@@ -75,7 +84,10 @@ pub(super) trait Writer: Send + 'static {
     fn write(&mut self, changes: &Changes) -> Result<u64, KvError>;
 
     /// Lets go of the database; what waits for a read meanwhile finds it closed.
-    fn close(&mut self);
+    ///
+    /// # Errors
+    /// As of [`Writer::write`]; what was written is found again when the map is opened.
+    fn close(&mut self) -> Result<(), KvError>;
 
     /// The file that the engine keeps locked while it is open.
     fn locked_file(&self) -> PathBuf;
@@ -213,7 +225,10 @@ impl<W: Writer> Committer<W> {
             self.write(group);
         }
         self.note(self.acknowledged.sync());
-        self.writer.close();
+        if let Err(error) = self.writer.close() {
+            let path = self.folder.display();
+            tracing::error!(%path, error = %Chain(&error), "the map was not closed cleanly");
+        }
         self.wait_released();
         if let Some(done) = closing {
             // Nobody waits for it any more: nothing to tell.
@@ -275,9 +290,14 @@ impl<W: Writer> Committer<W> {
     /// A group that only removes may take what others must leave, and the reserve.
     fn check_room(&mut self, group: &Group) -> Result<(), KvError> {
         let long = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-        let own_bytes = W::disk_bytes(long(group.changes.len()), long(group.bytes));
-        let needed_bytes = own_bytes.saturating_add(SPARE_BYTES);
+        let (changes, bytes) = (long(group.changes.len()), long(group.bytes));
         let mut free_bytes = self.free_bytes()?;
+        if free_bytes < self.writer.disk_bytes(changes, bytes).saturating_add(SPARE_BYTES) {
+            self.writer.settle()?;
+            free_bytes = self.free_bytes()?;
+        }
+        let own_bytes = self.writer.disk_bytes(changes, bytes);
+        let needed_bytes = own_bytes.saturating_add(SPARE_BYTES);
         if free_bytes >= needed_bytes {
             self.is_tight = false;
             if free_bytes - needed_bytes >= RESERVE_BYTES + BESIDE_RESERVE_BYTES {

@@ -1,14 +1,20 @@
 //! The map on redb: copy-on-write pages, of which only the root is ever overwritten.
 //!
-//! - The [committer](super::committer) writes each group as one transaction with two syncs: one
-//!   for the pages, one for the root that names them. A cut between them leaves the old root.
+//! - The [committer](super::committer) writes each group to a [`log`] with one sync. Now and then the
+//!   database takes over all that is there, as one transaction with two syncs ([`writer`]): one for
+//!   the pages, one for the root that names them. A cut between them leaves the old root, and the log.
+//! - Who reads gets what the database does not have yet from memory ([`recent`]).
 //! - redb verifies no checksum when it reads, so each record has its own ([`records`]).
 //! - A file is opened over a layer in memory first ([`Overlay`]), and every page and record of it
-//!   is checked; redb gets the file itself only if all that was acknowledged is there.
+//!   is checked, those from the log included; redb gets the file itself only if all that was
+//!   acknowledged is there.
 
+mod log;
 mod overlay;
+mod recent;
 mod records;
 mod survey;
+mod writer;
 
 pub(in crate::kv) use self::survey::verify;
 
@@ -24,13 +30,17 @@ use bytes::Bytes;
 use parking_lot::RwLock;
 use redb::{Database, ReadableDatabase};
 
+use self::log::Log;
 use self::overlay::Overlay;
+use self::recent::SharedRecent;
 use self::records::{Count, Direction, Failure};
+use self::writer::RedbWriter;
 use super::acknowledged::Acknowledged;
-use super::committer::{Changes, Queue, Writer, make_room_to_open};
+use super::committer::{Queue, make_room_to_open};
 use super::ledger::Ledger;
 use super::panics::caught;
 use super::{Change, Kv, KvError, damaged, io_error, sync_dir};
+use crate::entropy::{Entropy as _, SeededEntropy};
 use crate::folders::make_private;
 use crate::threads::Threads;
 
@@ -50,6 +60,7 @@ type Shared = Arc<RwLock<Option<Database>>>;
 pub struct RedbKv {
     path: PathBuf,
     db: Shared,
+    recent: SharedRecent,
     queue: Queue,
 }
 
@@ -79,22 +90,29 @@ impl RedbKv {
         }
         let found = check(path, cache_bytes)?;
         let mut db = guarded("open", path, || Ok(builder(cache_bytes).open(&file)?))?;
+        let id = SeededEntropy::from_os().u64();
+        if let Some(damage) = replay(&db, path, Some(id))? {
+            return Err(damaged(path, &damage));
+        }
         compact(&mut db, path, found.bytes)?;
+        let log = Log::create(path, id)?;
         let acknowledged = Acknowledged::open(path, found.ledger.groups)?;
-        Ok(Self::start(path, db, found.ledger, acknowledged, threads))
+        Ok(Self::start(path, db, found.ledger, log, acknowledged, threads))
     }
 
     fn start(
         path: &Path,
         db: Database,
         ledger: Ledger,
+        log: Log,
         acknowledged: Acknowledged,
         threads: &dyn Threads,
     ) -> Self {
-        let shared: Shared = Arc::new(RwLock::new(Some(db)));
-        let writer = RedbWriter { db: Arc::clone(&shared), path: path.to_owned(), ledger };
+        let (db, recent) = (Arc::new(RwLock::new(Some(db))), SharedRecent::default());
+        let (its, seen) = (Arc::clone(&db), Arc::clone(&recent));
+        let writer = RedbWriter::new(path, its, seen, ledger, log, threads);
         let queue = Queue::start(writer, path, acknowledged, threads);
-        Self { path: path.to_owned(), db: shared, queue }
+        Self { path: path.to_owned(), db, recent, queue }
     }
 
     fn read<T>(&self, f: impl FnOnce(&Database) -> Result<T, Failure>) -> Result<T, KvError> {
@@ -107,7 +125,8 @@ impl RedbKv {
 #[async_trait]
 impl Kv for RedbKv {
     async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, KvError> {
-        self.read(|db| records::get(db, key))
+        let recent = self.recent.read().get(key);
+        self.read(|db| recent.map_or_else(|| records::get(db, key), Ok))
     }
 
     async fn scan(
@@ -116,7 +135,13 @@ impl Kv for RedbKv {
         after: Option<&[u8]>,
         limit: usize,
     ) -> Result<Vec<(Bytes, Bytes)>, KvError> {
-        self.read(|db| records::scan(db, prefix, after, limit))
+        self.read(|db| {
+            // Both of one moment: what leaves the one is in the other then.
+            let recent = self.recent.read();
+            let (newer, moment) = (recent.changes(prefix, after), records::moment(db)?);
+            drop(recent);
+            records::scan(&moment, newer, prefix, after, limit)
+        })
     }
 
     async fn commit(&self, changes: Vec<Change>) -> Result<(), KvError> {
@@ -125,48 +150,6 @@ impl Kv for RedbKv {
 
     async fn close(&self) {
         self.queue.close().await;
-    }
-}
-
-/// The only writer of the database.
-struct RedbWriter {
-    db: Shared,
-    path: PathBuf,
-    ledger: Ledger,
-}
-
-impl Writer for RedbWriter {
-    fn group_bytes(&self) -> usize {
-        super::MAX_COMMIT_BYTES
-    }
-
-    /// A change rewrites its leaf and the branches above; a value may fill half of its pages.
-    fn disk_bytes(changes: u64, bytes: u64) -> u64 {
-        const PATH_BYTES: u64 = 16 * 1024;
-        bytes.saturating_mul(4).saturating_add(changes.saturating_mul(PATH_BYTES))
-    }
-
-    fn write(&mut self, changes: &Changes) -> Result<u64, KvError> {
-        let guard = self.db.read();
-        let db = guard.as_ref().ok_or(KvError::Closed)?;
-        let ledger = self.ledger;
-        self.ledger = guarded("write to", &self.path, || {
-            let mut txn = db.begin_write()?;
-            // The pages are synced before the root that names them is written.
-            txn.set_two_phase_commit(true);
-            let ledger = records::apply(&txn, changes, ledger)?;
-            txn.commit()?;
-            Ok(ledger)
-        })?;
-        Ok(self.ledger.groups)
-    }
-
-    fn close(&mut self) {
-        drop(self.db.write().take());
-    }
-
-    fn locked_file(&self) -> PathBuf {
-        self.path.join(FILE)
     }
 }
 
@@ -231,6 +214,9 @@ fn create(path: &Path) -> Result<(), KvError> {
 fn check(path: &Path, cache_bytes: u64) -> Result<Count, KvError> {
     let acknowledged = Acknowledged::read(path)?;
     let db = open_over(path, cache_bytes, true)?;
+    if let Some(damage) = replay(&db, path, None)? {
+        return Err(damaged(path, &damage));
+    }
     let (ledger, mut found) = guarded("check", path, || {
         let txn = db.begin_read()?;
         let found = records::walk(&txn, Direction::Forward, |record| {
@@ -238,16 +224,48 @@ fn check(path: &Path, cache_bytes: u64) -> Result<Count, KvError> {
         })?;
         Ok((records::ledger(&txn)?, found))
     })
-    .map_err(|error| match error {
-        KvError::Corrupt { .. } => damaged(path, &error.to_string()),
-        other => other,
-    })?;
+    .map_err(corrupt_is_damaged(path))?;
     let ledger = ledger.ok_or_else(|| damaged(path, NO_LEDGER))?;
     if let Some(what) = ledger.shortfall(&found.ledger, acknowledged) {
         return Err(damaged(path, &what));
     }
     found.ledger = ledger;
     Ok(found)
+}
+
+/// Writes the groups of the log to the database, and with them the id of the next log, if there is to
+/// be one. What is wrong with the log is returned; the groups before that are written then.
+fn replay(db: &Database, path: &Path, next_id: Option<u64>) -> Result<Option<String>, KvError> {
+    let (ledger, id) = guarded("read", path, || {
+        let txn = db.begin_read()?;
+        Ok((records::ledger(&txn)?, records::log_id(&txn)?))
+    })?;
+    let Some(mut ledger) = ledger else { return Ok(Some(NO_LEDGER.to_owned())) };
+    let found = id.map(|id| Log::read(path, id, ledger.groups)).transpose()?.unwrap_or_default();
+    if !found.groups.is_empty() || next_id.is_some() {
+        guarded("write to", path, || {
+            let mut txn = db.begin_write()?;
+            txn.set_two_phase_commit(true);
+            for (number, changes) in &found.groups {
+                ledger = records::apply(&txn, changes, *number, ledger)?;
+            }
+            if let Some(id) = next_id {
+                records::write_log_id(&txn, id)?;
+            }
+            Ok(txn.commit()?)
+        })
+        .map_err(corrupt_is_damaged(path))?;
+    }
+    let missing = ledger.groups + 1;
+    Ok(found.beyond.map(|beyond| format!("its log has group {beyond}, but no group {missing}")))
+}
+
+/// For what reads or writes more than the record that a caller asks for.
+fn corrupt_is_damaged(path: &Path) -> impl Fn(KvError) -> KvError {
+    move |error| match error {
+        KvError::Corrupt { .. } => damaged(path, &error.to_string()),
+        other => other,
+    }
 }
 
 /// Opens the map over a layer in memory; nothing is ever written to its file.

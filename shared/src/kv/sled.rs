@@ -192,7 +192,7 @@ impl Writer for SledWriter {
     }
 
     /// A page is rewritten whole after ten changes.
-    fn disk_bytes(_changes: u64, bytes: u64) -> u64 {
+    fn disk_bytes(&self, _changes: u64, bytes: u64) -> u64 {
         bytes.saturating_mul(4)
     }
 
@@ -220,8 +220,9 @@ impl Writer for SledWriter {
         Ok(ledger.groups)
     }
 
-    fn close(&mut self) {
+    fn close(&mut self) -> Result<(), KvError> {
         drop(self.db.write().take());
+        Ok(())
     }
 
     fn locked_file(&self) -> PathBuf {

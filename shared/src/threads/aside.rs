@@ -45,11 +45,16 @@ fn start() -> Option<Sender<Work>> {
     (threads.count() > 0).then_some(queue)
 }
 
-fn serve() {
+/// Has the kernel run the calling thread after others, the more so the higher the number.
+pub(super) fn lower_priority(nice: i32) {
     // Of the calling thread alone.
-    if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+    if let Err(error) = rustix::process::setpriority_process(None, nice) {
         tracing::warn!(%error, "work that can wait has the priority of all other work");
     }
+}
+
+fn serve() {
+    lower_priority(NICE);
     loop {
         let work = LINE.lock().as_ref().and_then(|line| line.recv().ok());
         let Some(work) = work else { return };

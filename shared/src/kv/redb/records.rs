@@ -11,8 +11,9 @@ use super::super::ledger::{Ledger, checksum};
 
 /// Keys and, each behind a checksum of eight bytes, their values.
 const RECORDS: TableDefinition<&[u8], &[u8]> = TableDefinition::new("records");
-/// The ledger, under an empty key.
+/// The ledger, under an empty key, and the id of the log.
 const LEDGER: TableDefinition<&[u8], &[u8]> = TableDefinition::new("ledger");
+const LOG_ID: &[u8] = b"log";
 
 /// A failure of redb's, or a record that is not what was written.
 #[derive(Debug)]
@@ -50,38 +51,58 @@ pub(super) fn get(db: &impl ReadableDatabase, key: &[u8]) -> Result<Option<Bytes
     parse(key, stored.value()).map(|(_, value)| Some(Bytes::copy_from_slice(value)))
 }
 
+/// A moment of the database, for a [`scan`].
+pub(super) fn moment(db: &impl ReadableDatabase) -> Result<ReadTransaction, Failure> {
+    Ok(db.begin_read()?)
+}
+
+/// At most `limit` entries whose key starts with `prefix` and is greater than `after`, with `newer`
+/// changes of such keys laid over them.
 pub(super) fn scan(
-    db: &impl ReadableDatabase,
+    txn: &ReadTransaction,
+    newer: Changes,
     prefix: &[u8],
     after: Option<&[u8]>,
     limit: usize,
 ) -> Result<Vec<(Bytes, Bytes)>, Failure> {
     use std::ops::Bound::{Excluded, Included, Unbounded};
-    let table = db.begin_read()?.open_table(RECORDS)?;
+    let table = txn.open_table(RECORDS)?;
     let start = match after {
         Some(after) if after >= prefix => Excluded(after),
         _ => Included(prefix),
     };
-    let mut entries = Vec::new();
+    let mut newer = newer.into_iter().peekable();
+    let mut entries: Vec<(Bytes, Bytes)> = Vec::new();
     for entry in table.range::<&[u8]>((start, Unbounded))? {
-        if entries.len() == limit {
-            break;
-        }
         let (key, stored) = entry?;
         let key = key.value();
-        if !key.starts_with(prefix) {
+        if entries.len() >= limit || !key.starts_with(prefix) {
             break;
         }
-        let (_, value) = parse(key, stored.value())?;
-        entries.push((Bytes::copy_from_slice(key), Bytes::copy_from_slice(value)));
+        while let Some((new, value)) = newer.next_if(|(new, _)| new.as_ref() < key) {
+            entries.extend(value.map(|value| (new, value)));
+        }
+        match newer.next_if(|(new, _)| new.as_ref() == key) {
+            Some((new, value)) => entries.extend(value.map(|value| (new, value))),
+            None => {
+                let (_, value) = parse(key, stored.value())?;
+                entries.push((Bytes::copy_from_slice(key), Bytes::copy_from_slice(value)));
+            }
+        }
     }
+    // Keys behind the last one of the table, or behind what is wanted.
+    let more = newer.filter_map(|(key, value)| Some((key, value?)));
+    entries.extend(more.take(limit.saturating_sub(entries.len())));
+    entries.truncate(limit);
     Ok(entries)
 }
 
-/// Applies a group of changes; `ledger` is that before it, and is returned as it is after it.
+/// Applies the changes of the groups up to one of this number; `ledger` is that before them, and is
+/// returned as it is after them.
 pub(super) fn apply(
     txn: &WriteTransaction,
     changes: &Changes,
+    group: u64,
     mut ledger: Ledger,
 ) -> Result<Ledger, Failure> {
     let mut table = txn.open_table(RECORDS)?;
@@ -104,13 +125,25 @@ pub(super) fn apply(
         ledger.replace(old.transpose()?, new);
     }
     drop(table);
-    ledger.groups += 1;
+    ledger.groups = group;
     write_ledger(txn, ledger)?;
     Ok(ledger)
 }
 
 fn write_ledger(txn: &WriteTransaction, ledger: Ledger) -> Result<(), Failure> {
     txn.open_table(LEDGER)?.insert([].as_slice(), ledger.encode().as_slice())?;
+    Ok(())
+}
+
+/// The id of the map's log; `None`: it never had one.
+pub(super) fn log_id(txn: &ReadTransaction) -> Result<Option<u64>, Failure> {
+    let stored = txn.open_table(LEDGER)?.get(LOG_ID)?;
+    Ok(stored.and_then(|stored| stored.value().try_into().ok().map(u64::from_be_bytes)))
+}
+
+/// Has the map's log have another id.
+pub(super) fn write_log_id(txn: &WriteTransaction, id: u64) -> Result<(), Failure> {
+    txn.open_table(LEDGER)?.insert(LOG_ID, id.to_be_bytes().as_slice())?;
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use super::super::ledger::Ledger;
 use super::super::{KvError, io_error};
 use super::overlay::Overlay;
 use super::records::{self, Direction, Failure};
-use super::{FILE, NO_LEDGER, builder, guarded, open_over};
+use super::{FILE, NO_LEDGER, builder, guarded, open_over, replay};
 
 /// Reads all of the map in `path`, which nobody has open, without writing; `each` gets every record
 /// that is sound.
@@ -30,6 +30,8 @@ pub(in crate::kv) fn verify(
     let mut survey = Survey { path, sum: Sum::default(), damages, last: None, each };
     // Once more without that check, for what can still be read.
     if let Some(db) = note(&mut survey.damages, open_over(path, cache_bytes, false))? {
+        let damage = note(&mut survey.damages, replay(&db, path, None))?.flatten();
+        survey.damages.extend(damage);
         survey.read_all(&db, acknowledged)?;
     } else if let Some(db) = note(&mut survey.damages, open_read_only(path, cache_bytes))? {
         survey.read_all(&db, acknowledged)?;
