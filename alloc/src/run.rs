@@ -225,23 +225,10 @@ impl<'a> Run<'a> {
         self.remove(removed)
     }
 
-    /// Removes servers that are left, given in the order of slots; reasons are in the order of the
-    /// list.
-    pub(crate) fn remove(&mut self, mut removed: Vec<(u32, Option<Reason>)>) -> Reasons {
-        if removed.is_empty() {
-            return Reasons::None;
-        }
-        let left = Arc::new(self.remaining.without(removed.iter().map(|(slot, _)| *slot)));
-        let before = std::mem::replace(&mut self.remaining, left);
-        if removed.iter().all(|(_, reason)| reason.is_none()) {
-            return Reasons::None;
-        }
-        let gone = before.in_order(removed.iter().map(|(slot, _)| *slot));
-        let because = |slot| {
-            let place = removed.binary_search_by_key(&slot, |(slot, _)| *slot).ok()?;
-            Some((slot, removed[place].1.take()?))
-        };
-        Reasons::each(gone.into_iter().filter_map(because).collect())
+    /// Has servers left without some of those that there were; returns these.
+    pub(crate) fn without(&mut self, gone: impl Iterator<Item = u32>) -> Arc<Remaining> {
+        let left = Arc::new(self.remaining.without(gone));
+        std::mem::replace(&mut self.remaining, left)
     }
 
     /// [`Run::filter`] for algorithms that give no reasons.

@@ -52,8 +52,8 @@ fn spread_by_owner(run: &mut Run<'_>) -> Reasons {
     if !used.is_empty() && used.len() == run.remaining().len() {
         return Reasons::all(format!("exclude: spread by owner {IGNORED}"));
     }
-    let because = |(slot, _)| (slot, Some(Reason::Text("exclude: spread by owner")));
-    run.remove(used.into_iter().map(because).collect())
+    let used = used.iter().map(|(slot, _)| *slot);
+    run.remove_because(used, |_| Reason::Text("exclude: spread by owner"))
 }
 
 fn far(run: &mut Run<'_>, far: &[String], each: &mut Vec<(u32, Reason)>) {
