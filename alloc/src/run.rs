@@ -225,7 +225,7 @@ impl<'a> Run<'a> {
         self.remove(removed)
     }
 
-    /// Has servers left without some of those that there were; returns these.
+    /// Removes servers that are left; returns those that were left before.
     pub(crate) fn without(&mut self, gone: impl Iterator<Item = u32>) -> Arc<Remaining> {
         let left = Arc::new(self.remaining.without(gone));
         std::mem::replace(&mut self.remaining, left)

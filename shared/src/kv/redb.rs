@@ -108,9 +108,10 @@ impl RedbKv {
         acknowledged: Acknowledged,
         threads: &dyn Threads,
     ) -> Self {
-        let (db, recent) = (Arc::new(RwLock::new(Some(db))), SharedRecent::default());
-        let (its, seen) = (Arc::clone(&db), Arc::clone(&recent));
-        let writer = RedbWriter::new(path, its, seen, ledger, log, threads);
+        let db: Shared = Arc::new(RwLock::new(Some(db)));
+        let recent = SharedRecent::default();
+        let writer =
+            RedbWriter::new(path, Arc::clone(&db), Arc::clone(&recent), ledger, log, threads);
         let queue = Queue::start(writer, path, acknowledged, threads);
         Self { path: path.to_owned(), db, recent, queue }
     }

@@ -1,13 +1,14 @@
 //! What was committed and the database does not have yet, for those who read.
 
 use std::collections::BTreeMap;
-use std::ops::Bound::{Excluded, Included, Unbounded};
+use std::ops::Bound::Unbounded;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::RwLock;
 
 use super::super::committer::Changes;
+use super::records;
 
 /// Shared between the committer, the thread that writes to the database, and readers.
 pub(super) type SharedRecent = Arc<RwLock<Recent>>;
@@ -46,10 +47,7 @@ impl Recent {
 
     /// The changes of keys that start with `prefix` and are greater than `after`.
     pub(super) fn changes(&self, prefix: &[u8], after: Option<&[u8]>) -> Changes {
-        let start = match after {
-            Some(after) if after >= prefix => Excluded(after),
-            _ => Included(prefix),
-        };
+        let start = records::start(prefix, after);
         let of = |changes: &Changes| -> Changes {
             let range = changes.range::<[u8], _>((start, Unbounded));
             let range = range.take_while(|(key, _)| key.starts_with(prefix));

@@ -1,6 +1,6 @@
 //! How records lie in redb: each value behind its checksum, and the ledger in a table of its own.
 
-use std::ops::ControlFlow;
+use std::ops::{Bound, ControlFlow};
 
 use bytes::Bytes;
 use redb::{ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
@@ -51,6 +51,14 @@ pub(super) fn get(db: &impl ReadableDatabase, key: &[u8]) -> Result<Option<Bytes
     parse(key, stored.value()).map(|(_, value)| Some(Bytes::copy_from_slice(value)))
 }
 
+/// Where the keys begin that start with `prefix` and are greater than `after`.
+pub(super) fn start<'a>(prefix: &'a [u8], after: Option<&'a [u8]>) -> Bound<&'a [u8]> {
+    match after {
+        Some(after) if after >= prefix => Bound::Excluded(after),
+        _ => Bound::Included(prefix),
+    }
+}
+
 /// A moment of the database, for a [`scan`].
 pub(super) fn moment(db: &impl ReadableDatabase) -> Result<ReadTransaction, Failure> {
     Ok(db.begin_read()?)
@@ -65,15 +73,11 @@ pub(super) fn scan(
     after: Option<&[u8]>,
     limit: usize,
 ) -> Result<Vec<(Bytes, Bytes)>, Failure> {
-    use std::ops::Bound::{Excluded, Included, Unbounded};
     let table = txn.open_table(RECORDS)?;
-    let start = match after {
-        Some(after) if after >= prefix => Excluded(after),
-        _ => Included(prefix),
-    };
+    let start = start(prefix, after);
     let mut newer = newer.into_iter().peekable();
     let mut entries: Vec<(Bytes, Bytes)> = Vec::new();
-    for entry in table.range::<&[u8]>((start, Unbounded))? {
+    for entry in table.range::<&[u8]>((start, Bound::Unbounded))? {
         let (key, stored) = entry?;
         let key = key.value();
         if entries.len() >= limit || !key.starts_with(prefix) {

@@ -143,6 +143,47 @@ async fn a_failed_device_fails_all_commits_until_the_map_is_opened_again() {
     kv.close().await;
 }
 
+/// Has no thread for the database.
+#[derive(Debug)]
+struct NoSettler;
+
+impl Threads for NoSettler {
+    fn run(&self, name: &str, work: futures_util::future::BoxFuture<'static, ()>) {
+        if name != "kv-settler" {
+            OsThreads.run(name, work);
+        }
+    }
+
+    fn compute(&self, work: crate::threads::Work) {
+        work();
+    }
+
+    fn compute_aside(&self, work: crate::threads::Work) {
+        work();
+    }
+}
+
+#[tokio::test]
+async fn without_a_thread_for_the_database_nothing_that_was_acknowledged_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let kv = RedbKv::open(dir.path(), CACHE_BYTES, &NoSettler).unwrap();
+    let value = |n: u8| Bytes::from(vec![n; 200_000]);
+    let mut last = 0;
+    let error = loop {
+        match kv.commit(vec![Change::Put("b".into(), value(last + 1))]).await {
+            Ok(()) => last += 1,
+            Err(error) => break error,
+        }
+        assert!(last < 100, "it is never told");
+    };
+    assert!(error.is_final() && !error.is_damage(), "{error:?}");
+    assert_eq!(kv.get(b"b").await.unwrap(), Some(value(last)));
+    kv.close().await;
+    let kv = open(dir.path()).unwrap();
+    assert_eq!(kv.get(b"b").await.unwrap(), Some(value(last)));
+    kv.close().await;
+}
+
 /// The files as a crash leaves them now.
 fn killed(path: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
 //! The writing side: a group goes to the log, and now and then all of the log to the database.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -8,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::super::committer::{Changes, Writer};
 use super::super::ledger::Ledger;
-use super::super::{KvError, MAX_COMMIT_BYTES, damaged};
+use super::super::{KvError, MAX_COMMIT_BYTES, io_error};
 use super::log::{Log, frame_bytes};
 use super::recent::SharedRecent;
 use super::{FILE, Shared, corrupt_is_damaged, guarded, records};
@@ -127,7 +128,6 @@ struct Batch {
 
 /// The way to the thread that writes to the database.
 struct Settler {
-    path: PathBuf,
     work: mpsc::Sender<Batch>,
     done: Receiver<Result<(), KvError>>,
     /// What it is at.
@@ -161,14 +161,16 @@ impl Settler {
             }
         };
         threads.run("kv-settler", Box::pin(run));
-        Self { path: path.to_owned(), work, done, size: Size::default(), failed: None }
+        Self { work, done, size: Size::default(), failed: None }
     }
 
     /// Begins with a batch; the last one must have ended.
     fn begin(&mut self, batch: Batch, size: Size) -> Result<(), KvError> {
-        self.work.try_send(batch).map_err(|_| self.gone())?;
-        self.size = size;
-        Ok(())
+        match self.work.try_send(batch) {
+            Ok(()) => self.size = size,
+            Err(_) => self.failed = Some(gone()),
+        }
+        self.failed.clone().map_or(Ok(()), Err)
     }
 
     /// Whether a batch failed, as far as they have ended.
@@ -182,7 +184,7 @@ impl Settler {
     /// Waits until the last batch has ended.
     fn wait(&mut self) -> Result<(), KvError> {
         if self.failed.is_none() && self.size.changes > 0 {
-            let outcome = self.done.recv().unwrap_or_else(|_| Err(self.gone()));
+            let outcome = self.done.recv().unwrap_or_else(|_| Err(gone()));
             self.ended(outcome);
         }
         self.look()
@@ -192,10 +194,11 @@ impl Settler {
         self.size = Size::default();
         self.failed = outcome.err();
     }
+}
 
-    fn gone(&self) -> KvError {
-        damaged(&self.path, "the thread that writes to its database has ended")
-    }
+/// Nothing is damaged: the groups are in the log.
+fn gone() -> KvError {
+    io_error("write to", io::Error::other("the thread that writes to the database has ended"))
 }
 
 /// Writes a batch to the database, durably; the ledger is that before it, and is returned as it is
