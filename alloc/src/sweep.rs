@@ -15,8 +15,6 @@ pub(crate) struct Word<'a> {
     pub(crate) chunk: &'a Chunk,
     /// Place of its first server in the chunk.
     first: usize,
-    /// Which of its servers are left, the first one in the lowest bit.
-    left: u64,
 }
 
 impl Word<'_> {
@@ -33,12 +31,6 @@ impl Word<'_> {
         }
         let bits = figures.zip(0_u32..).map(|(figure, bit)| u64::from(refuses(*figure)) << bit);
         bits.fold(0, |all, bit| all | bit)
-    }
-
-    /// Which of the servers that are left are refused, asked one by one, in order.
-    pub(crate) fn asked(&self, mut refuses: impl FnMut(usize) -> bool) -> u64 {
-        let places = slots_of(0, self.left).map(|bit| bit as usize);
-        places.fold(0, |all, bit| all | u64::from(refuses(self.first + bit)) << bit)
     }
 }
 
@@ -72,7 +64,7 @@ impl Run<'_> {
             let left = remaining.set().word(word);
             if left != 0 {
                 let (chunk, first) = snapshot.chunk_of(word);
-                gone.extend(slots_of(word, left & refused(Word { chunk, first, left })));
+                gone.extend(slots_of(word, left & refused(Word { chunk, first })));
             }
         }
         gone

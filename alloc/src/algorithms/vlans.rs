@@ -1,5 +1,8 @@
 //! `hard-filter-vlans`: servers with the NIC tags, on links that are up.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
@@ -58,22 +61,24 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let Some(groups) = &request.vm.nic_groups else {
         return Reasons::skip("No NIC Tag requirements to filter on");
     };
-    let mut shared: Vec<String> = Vec::new();
-    let mut verdicts: Vec<Option<Option<u32>>> = vec![None; run.snapshot.nics.len()];
     let snapshot = run.snapshot;
-    let gone = run.sweep(|word| {
-        let classes = &word.chunk.nics;
-        word.asked(|place| {
-            let class = classes[place] as usize;
-            let verdict = verdicts[class].get_or_insert_with(|| {
-                shared.push(fault(snapshot.nics[class].as_deref()?, groups)?);
-                u32::try_from(shared.len() - 1).ok()
-            });
-            verdict.is_some()
-        })
-    });
-    let text = |slot| verdicts[snapshot.nic_class(slot) as usize].flatten().unwrap_or_default();
-    run.remove_because(gone, |slot| Reason::Shared(text(slot))).sharing(shared)
+    let fault = |nics: &Option<Arc<Nics>>| fault(nics.as_deref()?, groups);
+    let faults: Vec<Option<String>> = snapshot.nics.iter().map(fault).collect();
+    if faults.iter().all(Option::is_none) {
+        return Reasons::None;
+    }
+    let is_refused = |class: u32| faults[class as usize].is_some();
+    let gone = run.sweep(|word| word.refused(&word.chunk.nics, is_refused));
+    // Texts are numbered as they come up in the order of slots.
+    let (mut shared, mut numbers) = (Vec::new(), BTreeMap::new());
+    for class in gone.iter().map(|slot| snapshot.nic_class(*slot)) {
+        numbers.entry(class).or_insert_with(|| {
+            shared.extend(faults[class as usize].clone());
+            u32::try_from(shared.len() - 1).unwrap_or(u32::MAX)
+        });
+    }
+    let text = |slot| Reason::Shared(numbers[&snapshot.nic_class(slot)]);
+    run.remove_because(gone, text).sharing(shared)
 }
 
 /// Why these interfaces don't do, if they don't.
