@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::fingerprint::server_id;
 use crate::news::{News, NoUuid};
 use crate::num::display;
+use crate::order::SortKey;
 use crate::owners;
 use crate::persist::{Classes, ShardMap};
 use crate::promises::{Extra, Promised, Promises, Ticket};
@@ -42,6 +43,7 @@ impl Fleet {
         Self {
             current: Snapshot {
                 chunks: Vec::new(),
+                orders: Default::default(),
                 by_name: Arc::default(),
                 owners: ShardMap::new(),
                 vms: ShardMap::new(),
@@ -243,8 +245,12 @@ impl Fleet {
         self.nics.release(nics);
         self.platforms.release(platform);
         let chunk = Arc::make_mut(&mut self.current.chunks[slot as usize / CHUNK]);
-        chunk.flags.set(slot as usize % CHUNK, 0);
-        chunk.servers[slot as usize % CHUNK] = None;
+        let i = slot as usize % CHUNK;
+        chunk.flags.set(i, 0);
+        chunk.servers[i] = None;
+        for (values, order) in chunk.values.iter_mut().zip(&mut self.current.orders) {
+            order.change(slot, std::mem::replace(&mut values[i], f64::NAN), f64::NAN);
+        }
         Arc::make_mut(&mut self.current.by_name).remove(name);
         self.free.push(slot);
         self.changed();
@@ -374,11 +380,18 @@ impl Fleet {
         chunk.flags.set(i, server.flags());
         chunk.vm_count[i] = u32::try_from(server.counted().count()).unwrap_or(u32::MAX);
         let left = server.unreserved_promised(ratios);
-        (chunk.left_cpu[i], chunk.left_ram[i], chunk.left_disk[i]) =
-            (left.cpu, left.ram, left.disk);
+        let values = [
+            (SortKey::Cpu, left.cpu),
+            (SortKey::Ram, left.ram),
+            (SortKey::Disk, left.disk),
+            (SortKey::NextReboot, server.parsed.reboot_ms),
+            (SortKey::Platform, server.parsed.platform_ms),
+        ];
+        for (key, value) in values {
+            let before = std::mem::replace(&mut chunk.values[key as usize][i], value);
+            self.current.orders[key as usize].change(slot, before, value);
+        }
         chunk.free_disk[i] = server.free_disk();
-        chunk.platform_ms[i] = server.parsed.platform_ms;
-        chunk.reboot_ms[i] = server.parsed.reboot_ms;
         chunk.id[i] = server_id(&server.name);
         chunk.servers[i] = Some(Arc::new(server));
         self.changed();

@@ -77,6 +77,7 @@ mod server_name;
 mod settings;
 mod slot_set;
 mod snapshot;
+mod sorting;
 mod sweep;
 mod time;
 mod validate;

@@ -1,352 +1,284 @@
-//! Sorting servers by a figure: the most expensive thing an allocation does.
+//! Servers in the order of a value, kept ready: sorting would be the most expensive thing that an
+//! allocation does.
 
-use crate::slot_set::{SlotSet, slots_of};
+use std::sync::Arc;
 
-/// Bits of a slot, or of a place in a list.
-const INDEX_BITS: u32 = 24;
-const INDICES: usize = 1 << INDEX_BITS;
-/// How far apart keys may be that fit a number with the index beside them.
-const RANGE: u64 = 1 << (u64::BITS - INDEX_BITS);
-/// Most bits that one pass sorts by: its counters are to stay in the processor's first cache.
-const DIGIT_BITS: u32 = 12;
-/// Shorter lists are sorted by comparing.
-const SHORT: usize = 512;
+use crate::slot_set::SlotSet;
 
-/// Servers to be sorted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Servers<'a> {
-    /// In the order that equal ones keep.
-    pub(crate) slots: &'a [u32],
-    /// The same.
-    pub(crate) set: &'a SlotSet,
+/// Most servers of a part: few enough that a snapshot that is kept holds some kilobytes more, many enough
+/// that going through all is not a wait for the memory at each part.
+const PART: usize = 512;
+
+/// What servers are kept in order of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SortKey {
+    /// Percent of a core left.
+    Cpu,
+    /// MiB of memory left.
+    Ram,
+    /// MiB of the pool left.
+    Disk,
+    /// When a planned reboot is, ms since 1970.
+    NextReboot,
+    /// Of when its platform is, ms since 1970.
+    Platform,
 }
 
-/// Sorts, and keeps its memory for the next sort.
-#[derive(Debug, Default)]
-pub(crate) struct Sorter {
-    /// By slot: the lowest bits of its key. A snapshot has keys in the order of slots, and is much
-    /// larger: read in the order of a list, each would be a wait for the memory.
-    keys: Vec<u32>,
-    /// Of each server, how far its key is above the least one, and an index beside it, in one
-    /// number. Megabytes, VMs and times are whole numbers.
-    items: Vec<u64>,
-    /// Where a pass puts them.
-    sorted: Vec<u64>,
+impl SortKey {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 5;
 }
 
-impl Sorter {
-    /// The slots in ascending order of their keys; equal ones (and whatever is not a number) keep
-    /// their order.
-    pub(crate) fn order(&mut self, servers: Servers<'_>, key: impl Fn(u32) -> f64) -> Vec<u32> {
-        self.labels(servers, servers.slots, key)
+/// Servers by value, the least first; equal ones by slot. A server whose value is no number is not
+/// among them. A change copies the part concerned if a snapshot has it, too.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Order {
+    parts: Arc<Vec<Arc<Part>>>,
+    len: usize,
+}
+
+impl Order {
+    /// How many servers have a value.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
-    /// Numbers that stand for the servers, one for each, in ascending order of the servers' keys.
-    pub(crate) fn labels(
-        &mut self,
-        servers: Servers<'_>,
-        labels: &[u32],
-        key: impl Fn(u32) -> f64,
-    ) -> Vec<u32> {
-        let mut order = vec![0; labels.len()];
-        let label = |place: usize| labels[place];
-        if self.sort(servers, &key, label, |rank, item| order[rank] = index(item)) {
-            return order;
+    /// The server's value is another one; NaN before if it had none, and after if it has none now.
+    pub(crate) fn change(&mut self, slot: u32, before: f64, after: f64) {
+        if before == after || before.is_nan() && after.is_nan() {
+            return;
         }
-        by_comparison(servers.slots, key).into_iter().map(label).collect()
-    }
-
-    /// By place in the list: the server's place in the order. To change scores in the order itself
-    /// would be a wait for the memory at each server.
-    pub(crate) fn ranks(&mut self, servers: Servers<'_>, key: impl Fn(u32) -> f64) -> Vec<u32> {
-        let mut ranks = vec![0; servers.slots.len()];
-        let rank_of = |rank, item| ranks[index(item) as usize] = number(rank);
-        if !self.sort(servers, &key, number, rank_of) {
-            for (rank, place) in (0..).zip(by_comparison(servers.slots, key)) {
-                ranks[place] = rank;
-            }
+        if !before.is_nan() {
+            self.remove(positive_zero(before), slot);
         }
-        ranks
+        if !after.is_nan() {
+            self.insert(positive_zero(after), slot);
+        }
     }
 
-    /// As [`Sorter::order`], with the keys; `None` if they don't fit beside the slots, or if there
-    /// are few servers.
-    pub(crate) fn sorted(
-        &mut self,
-        servers: Servers<'_>,
-        key: impl Fn(u32) -> f64,
-    ) -> Option<Sorted> {
-        let mut sorted = vec![0; servers.slots.len()];
-        let slot = |place: usize| servers.slots[place];
-        self.sort(servers, &key, slot, |rank, item| sorted[rank] = item).then_some(Sorted(sorted))
+    /// The part that has the entry, or in which it belongs.
+    fn part_of(&self, value: f64, slot: u32) -> usize {
+        let found = self.parts.partition_point(|part| part.ends_before(value, slot));
+        found.min(self.parts.len().saturating_sub(1))
     }
 
-    /// Sorts by the keys alone, a few bits of them in each pass, the lowest first, and hands each
-    /// item to `last` with its place. `false` if it can't: a key is no whole number or too far from
-    /// others, or there are few servers.
-    fn sort(
-        &mut self,
-        servers: Servers<'_>,
-        key: &impl Fn(u32) -> f64,
-        index_of: impl Fn(usize) -> u32,
-        mut last: impl FnMut(usize, u64),
-    ) -> bool {
-        let Some(digits) = self.take(servers, key, index_of) else { return false };
-        let Some(last_pass) = digits.passes.checked_sub(1) else {
-            self.items.iter().enumerate().for_each(|(place, item)| last(place, *item));
-            return true;
+    fn insert(&mut self, value: f64, slot: u32) {
+        let at = self.part_of(value, slot);
+        let parts = Arc::make_mut(&mut self.parts);
+        self.len += 1;
+        let Some(part) = parts.get_mut(at) else {
+            return parts.push(Arc::new(Part::of([(value, slot)])));
         };
-        let Self { items, sorted, .. } = self;
-        for pass in 0..last_pass {
-            sorted.resize(items.len(), 0);
-            digits.pass(pass, items, |place, item| sorted[place] = item);
-            std::mem::swap(items, sorted);
+        let part = Arc::make_mut(part);
+        part.insert(value, slot);
+        if part.slots.len() > PART {
+            let (lower, upper) =
+                (Part::of(part.entries().take(PART / 2)), Part::of(part.entries().skip(PART / 2)));
+            *part = lower;
+            parts.insert(at + 1, Arc::new(upper));
         }
-        digits.pass(last_pass, items, last);
-        true
     }
 
-    /// Takes in the items; says how their keys are taken apart.
-    fn take(
-        &mut self,
-        servers: Servers<'_>,
-        key: &impl Fn(u32) -> f64,
-        index_of: impl Fn(usize) -> u32,
-    ) -> Option<Digits> {
-        if servers.slots.len() <= SHORT || servers.set.capacity() > INDICES {
-            return None;
+    fn remove(&mut self, value: f64, slot: u32) {
+        let at = self.part_of(value, slot);
+        let parts = Arc::make_mut(&mut self.parts);
+        let part = parts.get_mut(at).expect("what has a value is in a part");
+        Arc::make_mut(part).remove(value, slot);
+        self.len -= 1;
+        let left = part.slots.len();
+        if left == 0 {
+            parts.remove(at);
+        } else if parts.get(at + 1).is_some_and(|next| left + next.slots.len() <= PART / 2) {
+            // Parts that only ever got smaller would become as many as there are servers.
+            let next = parts.remove(at + 1);
+            parts[at] = Arc::new(Part::of(parts[at].entries().chain(next.entries())));
         }
-        let (least, span) = self.take_keys(servers.set, key)?;
-        let item = |place: usize, above: u64| above << INDEX_BITS | u64::from(index_of(place));
-        let near = |slot: u32| self.keys[slot as usize].wrapping_sub(low_bits(least));
-        let listed = servers.slots.iter().enumerate();
-        self.items.clear();
-        if u32::try_from(span).is_ok() {
-            self.items.extend(listed.map(|(place, slot)| item(place, near(*slot).into())));
-        } else {
-            let above = |slot: u32| whole(key(slot)).abs_diff(least);
-            self.items.extend(listed.map(|(place, slot)| item(place, above(*slot))));
-        }
-        Some(Digits::of(span))
     }
 
-    /// Takes in the keys; says which is the least, and how far above it the others are at most.
-    fn take_keys(&mut self, set: &SlotSet, key: &impl Fn(u32) -> f64) -> Option<(i64, u64)> {
-        self.keys.resize(set.capacity(), 0);
-        let (mut least, mut most, mut is_exact) = (i64::MAX, i64::MIN, true);
-        for word in 0..set.words() {
-            for slot in slots_of(word, set.word(word)) {
-                let key = key(slot);
-                let whole = whole(key);
-                #[expect(clippy::cast_precision_loss, reason = "compared: equal only if exact")]
-                let same = whole as f64 == key;
-                is_exact &= same;
-                (least, most) = (least.min(whole), most.max(whole));
-                self.keys[slot as usize] = low_bits(whole);
+    /// The servers with too small a value, as a function says that is true from some value on.
+    pub(crate) fn below(&self, is_enough: impl Fn(f64) -> bool) -> impl Iterator<Item = u32> {
+        let entries = self.parts.iter().flat_map(|part| part.entries());
+        entries.take_while(move |(value, _)| !is_enough(*value)).map(|(_, slot)| slot)
+    }
+
+    /// The least and the greatest value of some servers, if any has one.
+    pub(crate) fn span(&self, of: &SlotSet) -> Option<(f64, f64)> {
+        let is_one = |(_, slot): &(f64, u32)| of.has(*slot);
+        let (least, _) = self.parts.iter().flat_map(|part| part.entries()).find(is_one)?;
+        let last_first = self.parts.iter().rev().flat_map(|part| part.entries().rev());
+        Some((least, { last_first }.find(is_one)?.0))
+    }
+
+    /// The distinct values, the least first.
+    pub(crate) fn values(&self) -> impl Iterator<Item = f64> {
+        let parts = self.parts.iter().zip(self.goes_on());
+        parts.flat_map(|(part, goes_on)| part.values[usize::from(goes_on)..].iter().copied())
+    }
+
+    /// For each part, whether its first value is the last one of the part before it, too.
+    fn goes_on(&self) -> impl Iterator<Item = bool> {
+        let last = |part: &Arc<Part>| part.values.last().copied();
+        let before = [None].into_iter().chain(self.parts.iter().map(last));
+        self.parts.iter().zip(before).map(|(part, last)| part.values.first().copied() == last)
+    }
+
+    /// The level of each server, for slots below `capacity`.
+    pub(crate) fn levels(&self, capacity: usize) -> Levels {
+        let (mut firsts, mut count) = (Vec::new(), 0);
+        for (part, goes_on) in self.parts.iter().zip(self.goes_on()) {
+            let first = count - u32::from(goes_on);
+            firsts.push(first);
+            count = first + number(part.values.len());
+        }
+        let mut of = vec![count; capacity];
+        for (part, first) in self.parts.iter().zip(&firsts) {
+            for (slot, level) in part.slots.iter().zip(&part.levels) {
+                of[*slot as usize] = first + u32::from(*level);
             }
         }
-        let span = most.abs_diff(least);
-        (is_exact && span < RANGE).then_some((least, span))
-    }
-}
-
-/// Slots in ascending order of their keys, which lie beside them: who wants some of them the other
-/// way round need not read the keys again, which lie all over the memory.
-#[derive(Debug)]
-pub(crate) struct Sorted(Vec<u64>);
-
-impl Sorted {
-    /// Without so many of the first.
-    pub(crate) fn without(mut self, first: usize) -> Self {
-        self.0.drain(..first.min(self.0.len()));
-        self
+        Levels { of, firsts, count: count as usize }
     }
 
-    pub(crate) fn slots(&self) -> impl Iterator<Item = u32> {
-        self.0.iter().map(|item| index(*item))
-    }
-
-    /// Of some of the slots, by their place among them here: which place each has in descending
-    /// order, in which equal ones keep theirs.
-    pub(crate) fn descending_ranks(&self, of: &SlotSet) -> Vec<u32> {
-        let mut keys = Vec::with_capacity(self.0.len());
-        keys.extend(
-            self.0.iter().filter(|item| of.has(index(**item))).map(|item| *item >> INDEX_BITS),
-        );
-        // Equal ones that come before it.
-        let (mut last, mut equal) = (u64::MAX, 0);
-        let mut ranks: Vec<u32> = keys
-            .iter()
-            .map(|key| {
-                equal = if *key == last { equal + 1 } else { 0 };
-                last = *key;
-                equal
-            })
-            .collect();
-        // And those that are greater: all after the last one that is equal.
-        let (mut last, mut greater) = (u64::MAX, 0);
-        for (after, (rank, key)) in (0..).zip(ranks.iter_mut().zip(&keys).rev()) {
-            greater = if *key == last { greater } else { after };
-            last = *key;
-            *rank += greater;
+    /// For each of these servers, its place once they are sorted; equal ones keep their order, and
+    /// those without a value come last. The set has the same servers, the levels are this order's.
+    pub(crate) fn ranks(
+        &self,
+        levels: &Levels,
+        slots: &[u32],
+        set: &SlotSet,
+        most_first: bool,
+    ) -> Vec<u32> {
+        let mut next = self.starts(levels, set);
+        if most_first {
+            let known = next[levels.count];
+            for level in 0..levels.count {
+                next[level] = known - next[level + 1];
+            }
         }
-        ranks
+        let rank = |slot: &u32| {
+            let next = &mut next[levels.of(*slot)];
+            *next += 1;
+            *next - 1
+        };
+        slots.iter().map(rank).collect()
+    }
+
+    /// By level: how many servers of a set have a lower one. Without a branch or a look at what is not
+    /// next in memory.
+    fn starts(&self, levels: &Levels, set: &SlotSet) -> Vec<u32> {
+        let (mut starts, mut count) = (vec![0; levels.count + 1], 0);
+        for (part, first) in self.parts.iter().zip(&levels.firsts) {
+            let after = &mut starts[*first as usize + 1..];
+            for (slot, level) in part.slots.iter().zip(&part.levels) {
+                count += u32::from(set.has(*slot));
+                after[usize::from(*level)] = count;
+            }
+        }
+        starts
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "compared with the key by whoever asks")]
-fn whole(key: f64) -> i64 {
-    key as i64
+/// Some servers that follow each other.
+#[derive(Clone, Debug)]
+struct Part {
+    slots: Vec<u32>,
+    /// By place in `slots`: which one of `values` the server has.
+    levels: Vec<u16>,
+    /// Ascending, no two equal, none without a server.
+    values: Vec<f64>,
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "differences below 2^32 are right"
-)]
-fn low_bits(whole: i64) -> u32 {
-    whole as u32
-}
-
-/// How keys are taken apart.
-#[derive(Clone, Copy)]
-struct Digits {
-    width: u32,
-    passes: u32,
-}
-
-impl Digits {
-    /// For keys up to this one; if that is 0, they are equal and need no pass.
-    fn of(most: u64) -> Self {
-        let bits = u64::BITS - most.leading_zeros();
-        let passes = bits.div_ceil(DIGIT_BITS);
-        Self { width: bits.div_ceil(passes.max(1)), passes }
+impl Part {
+    /// Entries in order.
+    fn of(entries: impl IntoIterator<Item = (f64, u32)>) -> Self {
+        let mut part = Self { slots: Vec::new(), levels: Vec::new(), values: Vec::new() };
+        for (value, slot) in entries {
+            if part.values.last() != Some(&value) {
+                part.values.push(value);
+            }
+            part.slots.push(slot);
+            part.levels.push(level(part.values.len() - 1));
+        }
+        part
     }
 
-    /// Hands each item to `to` with the place that it has by one digit of its key.
-    fn pass(self, pass: u32, items: &[u64], mut to: impl FnMut(usize, u64)) {
-        let mut places = vec![0_u32; 1 << self.width];
-        let (shift, mask) = (INDEX_BITS + pass * self.width, places.len() - 1);
-        let digit = |item: u64| usize::try_from(item >> shift).unwrap_or(0) & mask;
-        for item in items {
-            places[digit(*item)] += 1;
-        }
-        let mut next = 0;
-        for place in &mut places {
-            next += std::mem::replace(place, next);
-        }
-        for item in items {
-            let place = &mut places[digit(*item)];
-            to(*place as usize, *item);
-            *place += 1;
+    fn entries(&self) -> impl DoubleEndedIterator<Item = (f64, u32)> {
+        let values = self.levels.iter().map(|level| self.values[usize::from(*level)]);
+        values.zip(self.slots.iter().copied())
+    }
+
+    fn ends_before(&self, value: f64, slot: u32) -> bool {
+        let last = self.values.last().zip(self.slots.last());
+        last.is_some_and(|(last, last_slot)| (*last, *last_slot) < (value, slot))
+    }
+
+    /// Where the value is, or belongs, in `values`, and the slot in `slots`.
+    fn find(&self, value: f64, slot: u32) -> (Result<usize, usize>, usize) {
+        let found = self.values.binary_search_by(|known| known.total_cmp(&value));
+        let at = level(found.unwrap_or_else(|at| at));
+        let first = self.levels.partition_point(|level| *level < at);
+        let equal = self.levels[first..].partition_point(|level| found.is_ok() && *level == at);
+        (found, first + self.slots[first..first + equal].partition_point(|known| *known < slot))
+    }
+
+    fn insert(&mut self, value: f64, slot: u32) {
+        let (found, place) = self.find(value, slot);
+        // Room for one, not for as many again: snapshots keep parts.
+        self.slots.reserve_exact(1);
+        self.levels.reserve_exact(1);
+        let at = found.unwrap_or_else(|at| {
+            self.values.reserve_exact(1);
+            self.values.insert(at, value);
+            self.levels[place..].iter_mut().for_each(|level| *level += 1);
+            at
+        });
+        self.slots.insert(place, slot);
+        self.levels.insert(place, level(at));
+    }
+
+    fn remove(&mut self, value: f64, slot: u32) {
+        let (_, place) = self.find(value, slot);
+        let removed = self.slots.remove(place);
+        debug_assert_eq!(removed, slot, "it has another value than it was said to have");
+        let gone = self.levels.remove(place);
+        let is_last =
+            |place: Option<usize>| place.and_then(|place| self.levels.get(place)) != Some(&gone);
+        if is_last(Some(place)) && is_last(place.checked_sub(1)) {
+            self.values.remove(usize::from(gone));
+            self.levels[place..].iter_mut().for_each(|level| *level -= 1);
         }
     }
 }
 
-fn index(item: u64) -> u32 {
-    number(usize::try_from(item).unwrap_or(0) % INDICES)
+/// By slot: how many distinct values are less than the server's. Those without a value come after all
+/// others.
+#[derive(Clone, Debug)]
+pub(crate) struct Levels {
+    of: Vec<u32>,
+    /// Of each part's first server.
+    firsts: Vec<u32>,
+    /// How many there are.
+    count: usize,
 }
 
-fn number(place: usize) -> u32 {
-    u32::try_from(place).unwrap_or(u32::MAX)
+impl Levels {
+    pub(crate) fn of(&self, slot: u32) -> usize {
+        self.of[slot as usize] as usize
+    }
 }
 
-/// Places in the list in ascending order of keys.
-fn by_comparison(slots: &[u32], key: impl Fn(u32) -> f64) -> Vec<usize> {
-    let mut sorted: Vec<(f64, usize)> = slots.iter().map(|slot| key(*slot)).zip(0..).collect();
-    // What is no number comes last; the reference leaves its place to the sorting algorithm.
-    sorted
-        .sort_by(|(a, _), (b, _)| a.partial_cmp(b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan())));
-    sorted.into_iter().map(|(_, place)| place).collect()
+/// Two zeros are one value.
+fn positive_zero(value: f64) -> f64 {
+    value + 0.0
+}
+
+fn number(count: usize) -> u32 {
+    u32::try_from(count).expect("a fleet has fewer than 2^32 servers")
+}
+
+fn level(place: usize) -> u16 {
+    u16::try_from(place).expect("a part is small")
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn all_of(slots: &[u32]) -> SlotSet {
-        SlotSet::of(slots, 2_048)
-    }
-
-    fn ordered(slots: &[u32], key: impl Fn(u32) -> f64) -> Vec<u32> {
-        Sorter::default().order(Servers { slots, set: &all_of(slots) }, key)
-    }
-
-    fn ranks(slots: &[u32], key: impl Fn(u32) -> f64) -> Vec<u32> {
-        Sorter::default().ranks(Servers { slots, set: &all_of(slots) }, key)
-    }
-
-    fn sorted(slots: &[u32], key: impl Fn(u32) -> f64) -> Option<Sorted> {
-        Sorter::default().sorted(Servers { slots, set: &all_of(slots) }, key)
-    }
-
-    fn check(keys: &[f64]) {
-        let slots: Vec<u32> = (0..).take(keys.len()).collect();
-        let mut want = slots.clone();
-        let key = |slot: u32| keys[usize::try_from(slot).expect("small")];
-        want.sort_by(|a, b| key(*a).total_cmp(&key(*b)));
-        assert_eq!(ordered(&slots, key), want);
-        let ranks = ranks(&slots, key);
-        let ranked: Vec<u32> = want.iter().map(|slot| ranks[*slot as usize]).collect();
-        assert!(ranked.into_iter().eq((0..).take(keys.len())), "places and slots are the same");
-    }
-
-    #[test]
-    fn what_is_no_number_comes_last() {
-        let keys: Vec<f64> =
-            (0..50_u8).map(|n| if n % 3 == 0 { f64::NAN } else { f64::from(n) }).rev().collect();
-        let slots: Vec<u32> = (0..).take(keys.len()).collect();
-        let key = |slot: u32| keys[usize::try_from(slot).expect("small")];
-        let sorted = ordered(&slots, key);
-        let numbers = sorted.iter().take_while(|slot| !key(**slot).is_nan()).count();
-        assert!(sorted[..numbers].is_sorted_by_key(|slot| key(*slot)));
-        assert_eq!((numbers, sorted.len()), (33, 50));
-        assert!(sorted[numbers..].is_sorted(), "in the order in which they were");
-    }
-
-    #[test]
-    fn what_is_in_order_already_or_the_other_way_round_keeps_equal_ones_as_they_are() {
-        for step in [-1.0, 1.0] {
-            check(&(0..2_000_u16).map(|n| f64::from(n / 3) * step).collect::<Vec<_>>());
-        }
-        check(&[4.0; 900]);
-    }
-
-    #[test]
-    fn some_of_what_is_sorted_is_sorted_the_other_way_round() {
-        let keys: Vec<f64> = (0..2_000_u16).map(|n| f64::from(n * 7 % 300)).collect();
-        let key = |slot: u32| keys[usize::try_from(slot).expect("small")];
-        let slots: Vec<u32> = (0..2_000).rev().collect();
-        let by_key = sorted(&slots, |slot| -key(slot)).expect("whole numbers");
-        let all = ordered(&slots, |slot| -key(slot));
-        assert!(by_key.slots().eq(all.iter().copied()));
-        let rest = by_key.without(10);
-        assert!(rest.slots().eq(all[10..].iter().copied()));
-        let some: Vec<u32> =
-            all[10..].iter().copied().filter(|slot| !slot.is_multiple_of(3)).collect();
-        assert_eq!(rest.descending_ranks(&all_of(&some)), ranks(&some, key));
-        assert!(sorted(&slots, |slot| key(slot) / 7.0).is_none());
-        assert!(sorted(&slots[..500], key).is_none());
-    }
-
-    proptest! {
-        #[test]
-        fn order_is_stable(
-            keys in proptest::collection::vec(-5i32..5, 0..60), half in any::<bool>(),
-        ) {
-            let offset = if half { 0.5 } else { 0.0 };
-            check(&keys.into_iter().map(|key| f64::from(key) + offset).collect::<Vec<_>>());
-        }
-
-        #[test]
-        fn long_lists_are_sorted_alike(
-            keys in proptest::collection::vec(any::<i32>(), 0..2_000), scale in 0..3u32,
-        ) {
-            let scale = [1.0, 60_000.0, 1_048_576.0][usize::try_from(scale).expect("small")];
-            check(&keys.iter().map(|key| f64::from(*key) * scale).collect::<Vec<_>>());
-            check(&keys.iter().map(|key| f64::from(key % 10)).collect::<Vec<_>>());
-        }
-    }
-}
+mod tests;

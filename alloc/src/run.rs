@@ -1,6 +1,6 @@
 //! The state of one request while its expression is evaluated, and what algorithms share.
 
-use std::cell::RefCell;
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::bits::Bits;
 use crate::findings::{Findings, Left, Vms};
-use crate::order::{Servers, Sorted, Sorter};
+use crate::order::{Levels, SortKey};
 use crate::ratios::Ratios;
 use crate::reason::{Reason, Reasons};
 use crate::recent::Recent;
@@ -20,7 +20,7 @@ use crate::scored::Scored;
 use crate::scores::Scores;
 use crate::server::{Unreserved, flag};
 use crate::settings::Settings;
-use crate::slot_set::{SlotSet, slots_of};
+use crate::slot_set::slots_of;
 use crate::snapshot::Snapshot;
 use crate::vm::Vm;
 
@@ -60,9 +60,8 @@ pub(crate) struct Run<'a> {
     pub(crate) recent: &'a Recent,
     pub(crate) rng: Rng,
     remaining: Arc<Remaining>,
-    /// The servers left are some of these, in their order: by RAM left, the most first.
-    by_ram: Option<Sorted>,
-    sorter: RefCell<Sorter>,
+    /// By [`SortKey`]: made once somebody asks for it.
+    pub(crate) levels: [OnceCell<Levels>; SortKey::COUNT],
     /// Flags that all and that any of the servers had which the evaluation began with.
     bits: Bits,
     scores: Scores,
@@ -92,8 +91,7 @@ impl<'a> Run<'a> {
             recent,
             rng: Rng::new(seed),
             remaining: Arc::default(),
-            by_ram: None,
-            sorter: RefCell::default(),
+            levels: Default::default(),
             bits: Bits::default(),
             scores: Scores::new(snapshot.capacity()),
             found: Findings::new(request),
@@ -113,7 +111,7 @@ impl<'a> Run<'a> {
     }
 
     /// Whether the snapshot's sums may be used at all.
-    fn uses_sums(&self) -> bool {
+    pub(crate) fn uses_sums(&self) -> bool {
         #[cfg(test)]
         return !self.no_sums;
         #[cfg(not(test))]
@@ -156,7 +154,6 @@ impl<'a> Run<'a> {
     /// Has the servers left that there were at an earlier point, for another try with them.
     pub(crate) fn go_back(&mut self, remaining: &Arc<Remaining>) {
         self.remaining = Arc::clone(remaining);
-        self.by_ram = None;
     }
 
     /// Flags of the servers that the evaluation began with.
@@ -286,8 +283,6 @@ impl<'a> Run<'a> {
 
     /// Computes what servers have left, or takes the snapshot's sums if they fit.
     pub(crate) fn compute_left(&mut self) {
-        // Sorted by what was left before.
-        self.by_ram = None;
         if self.is_fast() && self.found.policy() == self.snapshot.policy {
             self.found.set_left(Left::Fast);
             return;
@@ -430,55 +425,5 @@ impl<'a> Run<'a> {
     pub(crate) fn spread(&self) -> Option<&str> {
         let package = self.found.package().and_then(|package| package.spread.as_deref());
         package.or(self.settings.server_spread.as_deref())
-    }
-
-    fn servers(&self) -> Servers<'_> {
-        Servers { slots: self.list(), set: self.remaining.set() }
-    }
-
-    /// The list in ascending order of a number; stable.
-    pub(crate) fn sorted_by(&self, key: impl Fn(&Self, u32) -> f64) -> Vec<u32> {
-        self.sorter.borrow_mut().order(self.servers(), |slot| key(self, slot))
-    }
-
-    /// By place in the list: which place [`Run::sorted_by`] gives it.
-    pub(crate) fn ranked_by(&self, key: impl Fn(&Self, u32) -> f64) -> Vec<u32> {
-        self.sorter.borrow_mut().ranks(self.servers(), |slot| key(self, slot))
-    }
-
-    /// Some of the list's places, in ascending order of a number; stable. The set has their slots.
-    pub(crate) fn places_by(
-        &self,
-        places: &[u32],
-        set: &SlotSet,
-        key: impl Fn(&Snapshot, u32) -> f64,
-    ) -> Vec<u32> {
-        let list = self.list();
-        let slots: Vec<u32> = places.iter().map(|place| list[*place as usize]).collect();
-        let servers = Servers { slots: &slots, set };
-        self.sorter.borrow_mut().labels(servers, places, |slot| key(self.snapshot, slot))
-    }
-
-    /// Has the servers left by RAM left, the most first, without so many of those.
-    pub(crate) fn leave_by_ram(&mut self, without: usize) {
-        let left = |slot| -self.left(slot).ram;
-        let sorted = self.sorter.borrow_mut().sorted(self.servers(), left);
-        let sorted = sorted.map(|sorted| sorted.without(without));
-        let list = match &sorted {
-            Some(sorted) => sorted.slots().collect(),
-            None => self.sorted_by(|run, slot| -run.left(slot).ram).split_off(without),
-        };
-        self.leave(list);
-        self.by_ram = sorted;
-    }
-
-    /// [`Run::ranked_by`] by RAM left, the least or the most first.
-    pub(crate) fn ranked_by_ram(&self, least_first: bool) -> Vec<u32> {
-        match &self.by_ram {
-            Some(sorted) if least_first => sorted.descending_ranks(self.remaining.set()),
-            Some(_) => (0..).take(self.remaining.len()).collect(),
-            None if least_first => self.ranked_by(|run, slot| run.left(slot).ram),
-            None => self.ranked_by(|run, slot| -run.left(slot).ram),
-        }
     }
 }

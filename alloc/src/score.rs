@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::order::SortKey;
 use crate::reason::Reasons;
 use crate::run::Run;
 use crate::scored::{Buckets, Scored, Scoring};
-use crate::snapshot::Snapshot;
 
 /// The text where a weight is 0.
 pub(crate) const NO_WEIGHT: &str = "Resolved score weight to 0.00; no changes";
@@ -45,34 +45,39 @@ pub(crate) fn buckets(
     finish(run, Scored { list, scoring: Scoring::Buckets(buckets), zones: None })
 }
 
-/// Scores by figures, stretched over the weight. One that is not known (NaN) counts as the least.
-pub(crate) fn normalize(
-    run: &mut Run<'_>,
-    figure: impl Fn(&Snapshot, u32) -> f64,
-    weight: f64,
-) -> Reasons {
+/// Scores by a value, stretched over the weight. One that is not known counts as the least.
+pub(crate) fn normalize(run: &mut Run<'_>, key: SortKey, weight: f64) -> Reasons {
     let list = Arc::clone(run.list());
-    let mut changes: Vec<f64> = list.iter().map(|slot| figure(run.snapshot, *slot)).collect();
-    let (mut min, mut max) = (f64::INFINITY, f64::NEG_INFINITY);
-    for x in &changes {
-        // Hardly ever true, so that no step waits for the one before it.
-        if *x < min {
-            min = *x;
+    let changes = match run.levels(key) {
+        Some(levels) => {
+            let order = run.snapshot.order(key);
+            let change = stretch(order.span(run.remaining().set()), weight);
+            // The last is of those without a value.
+            let by_level: Vec<f64> = order.values().chain([f64::NAN]).map(change).collect();
+            list.iter().map(|slot| by_level[levels.of(*slot)]).collect()
         }
-        if *x > max {
-            max = *x;
+        None => {
+            let value = |slot: &u32| run.value(*slot, key);
+            let known = || list.iter().map(value).filter(|value| !value.is_nan());
+            let span = known().reduce(f64::min).zip(known().reduce(f64::max));
+            list.iter().map(value).map(stretch(span, weight)).collect()
         }
-    }
+    };
+    finish(run, Scored { list, scoring: Scoring::Each(changes), zones: None })
+}
+
+/// The change of a value, from the least and the greatest one.
+fn stretch(span: Option<(f64, f64)>, weight: f64) -> impl Fn(f64) -> f64 {
+    let (min, max) = span.unwrap_or_default();
     let scale = 1.0 / (max - min) * weight.abs();
-    for x in &mut changes {
-        let known = if x.is_nan() { min } else { *x };
-        *x = if max <= min {
+    move |value| {
+        let known = if value.is_nan() { min } else { value };
+        if max <= min {
             weight
         } else if weight > 0.0 {
             (known - min) * scale
         } else {
             (max - known) * scale
-        };
+        }
     }
-    finish(run, Scored { list, scoring: Scoring::Each(changes), zones: None })
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::flags::Flags;
+use crate::order::{Order, SortKey};
 use crate::persist::ShardMap;
 use crate::promises::DiskPromise;
 use crate::ratios::{RatioPolicy, Ratios};
@@ -24,12 +25,9 @@ pub(crate) struct Chunk {
     pub(crate) vm_count: [u32; CHUNK],
     pub(crate) nics: [u32; CHUNK],
     pub(crate) platform: [u32; CHUNK],
-    pub(crate) left_cpu: [f64; CHUNK],
-    pub(crate) left_ram: [f64; CHUNK],
-    pub(crate) left_disk: [f64; CHUNK],
+    /// By [`SortKey`]; NaN if there is none.
+    pub(crate) values: [[f64; CHUNK]; SortKey::COUNT],
     pub(crate) free_disk: [f64; CHUNK],
-    pub(crate) platform_ms: [f64; CHUNK],
-    pub(crate) reboot_ms: [f64; CHUNK],
     pub(crate) id: [u64; CHUNK],
     pub(crate) servers: Vec<Option<Arc<Server>>>,
 }
@@ -41,15 +39,16 @@ impl Chunk {
             vm_count: [0; CHUNK],
             nics: [0; CHUNK],
             platform: [0; CHUNK],
-            left_cpu: [0.0; CHUNK],
-            left_ram: [0.0; CHUNK],
-            left_disk: [0.0; CHUNK],
+            values: [[f64::NAN; CHUNK]; SortKey::COUNT],
             free_disk: [0.0; CHUNK],
-            platform_ms: [f64::NAN; CHUNK],
-            reboot_ms: [f64::NAN; CHUNK],
             id: [0; CHUNK],
             servers: vec![None; CHUNK],
         }
+    }
+
+    /// The values of its servers.
+    pub(crate) fn column(&self, key: SortKey) -> &[f64; CHUNK] {
+        &self.values[key as usize]
     }
 }
 
@@ -60,6 +59,8 @@ pub(crate) type OwnerSlots = Arc<Vec<(u32, u32)>>;
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub(crate) chunks: Vec<Arc<Chunk>>,
+    /// By [`SortKey`].
+    pub(crate) orders: [Order; SortKey::COUNT],
     pub(crate) by_name: Arc<BTreeMap<ServerName, u32>>,
     pub(crate) owners: ShardMap<OwnerSlots>,
     /// Which slot is a VM's home: the last that came to show it.
@@ -174,7 +175,8 @@ impl Snapshot {
     #[inline]
     pub(crate) fn fast_unreserved(&self, slot: u32) -> Unreserved {
         let (chunk, i) = self.chunk(slot);
-        Unreserved { cpu: chunk.left_cpu[i], ram: chunk.left_ram[i], disk: chunk.left_disk[i] }
+        let left = |key| chunk.column(key)[i];
+        Unreserved { cpu: left(SortKey::Cpu), ram: left(SortKey::Ram), disk: left(SortKey::Disk) }
     }
 
     #[inline]
@@ -195,16 +197,16 @@ impl Snapshot {
         chunk.platform[i]
     }
 
+    /// NaN if there is none.
     #[inline]
-    pub(crate) fn platform_ms(&self, slot: u32) -> f64 {
+    pub(crate) fn value(&self, slot: u32, key: SortKey) -> f64 {
         let (chunk, i) = self.chunk(slot);
-        chunk.platform_ms[i]
+        chunk.column(key)[i]
     }
 
-    #[inline]
-    pub(crate) fn reboot_ms(&self, slot: u32) -> f64 {
-        let (chunk, i) = self.chunk(slot);
-        chunk.reboot_ms[i]
+    /// The servers in order of a value.
+    pub(crate) fn order(&self, key: SortKey) -> &Order {
+        &self.orders[key as usize]
     }
 
     /// What stands for the server in a fingerprint.

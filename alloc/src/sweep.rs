@@ -1,11 +1,13 @@
 //! Filters by what lies side by side in a snapshot: a word of servers at a time, whose figures are
 //! in one chunk. Most servers are kept, and need no look of their own.
 
+use std::sync::Arc;
+
 use crate::change::Resource;
 use crate::findings::Left;
+use crate::order::SortKey;
 use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
-use crate::server::Unreserved;
 use crate::slot_set::{CHUNK, WORD, slots_of};
 use crate::snapshot::Chunk;
 
@@ -34,20 +36,11 @@ impl Word<'_> {
     }
 }
 
-/// What a chunk's servers have left of a resource.
-fn column(chunk: &Chunk, resource: Resource) -> &[f64; CHUNK] {
+fn key(resource: Resource) -> SortKey {
     match resource {
-        Resource::Memory => &chunk.left_ram,
-        Resource::Disk => &chunk.left_disk,
-        Resource::Cores => &chunk.left_cpu,
-    }
-}
-
-fn of(left: Unreserved, resource: Resource) -> f64 {
-    match resource {
-        Resource::Memory => left.ram,
-        Resource::Disk => left.disk,
-        Resource::Cores => left.cpu,
+        Resource::Memory => SortKey::Ram,
+        Resource::Disk => SortKey::Disk,
+        Resource::Cores => SortKey::Cpu,
     }
 }
 
@@ -106,10 +99,10 @@ impl Run<'_> {
     /// Keeps the servers that have so much of a resource left.
     pub(crate) fn keep_with(&mut self, resource: Resource, least: f64) -> Reasons {
         // What is not known (NaN) is not enough.
-        let is_enough = |spare: f64| spare >= least;
+        let (key, is_enough) = (key(resource), |spare: f64| spare >= least);
         if !matches!(self.found.left(), Left::Fast) {
             return self.filter(|run, slot| {
-                let spare = of(run.left(slot), resource);
+                let spare = run.value(slot, key);
                 if is_enough(spare) {
                     Verdict::Keep
                 } else {
@@ -117,11 +110,14 @@ impl Run<'_> {
                 }
             });
         }
-        let gone = self
-            .sweep(|word| word.refused(column(word.chunk, resource), |spare| !is_enough(spare)));
-        let snapshot = self.snapshot;
-        self.remove_because(gone, |slot| {
-            Reason::Spare(of(snapshot.fast_unreserved(slot), resource))
-        })
+        let (snapshot, remaining) = (self.snapshot, Arc::clone(self.remaining()));
+        let order = snapshot.order(key);
+        let gone = if order.len() == snapshot.len() {
+            // Mostly few servers have too little, and no other one is looked at.
+            order.below(is_enough).filter(|slot| remaining.has(*slot)).collect()
+        } else {
+            self.sweep(|word| word.refused(word.chunk.column(key), |spare| !is_enough(spare)))
+        };
+        self.remove_because(gone, |slot| Reason::Spare(snapshot.value(slot, key)))
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::algorithm::{Algorithm, Kind};
 use crate::num::{count, trunc};
+use crate::order::SortKey;
 use crate::reason::Reasons;
 use crate::run::Run;
 
@@ -20,7 +21,8 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let kept_back = kept_back(run.remaining().len());
     if kept_back > 0 {
         // The order stays, too.
-        run.leave_by_ram(kept_back);
+        let rest = run.sorted(SortKey::Ram, true).split_off(kept_back);
+        run.leave(rest);
     }
     Reasons::None
 }

@@ -1,10 +1,10 @@
 //! `score-current-platform`: favours newer platforms.
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::order::SortKey;
 use crate::reason::Reasons;
 use crate::run::Run;
 use crate::score;
-use crate::snapshot::Snapshot;
 
 pub(super) static SCORE_CURRENT_PLATFORM: Algorithm = Algorithm {
     name: "score-current-platform",
@@ -19,5 +19,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
         return Reasons::skip("One or fewer servers");
     }
     let weight = run.settings.weights.current_platform;
-    score::normalize(run, Snapshot::platform_ms, weight)
+    score::normalize(run, SortKey::Platform, weight)
 }

@@ -1,6 +1,7 @@
 //! `score-next-reboot`: favours servers that stay up longer.
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::order::SortKey;
 use crate::reason::Reasons;
 use crate::run::Run;
 use crate::score;
@@ -29,8 +30,8 @@ fn run(run: &mut Run<'_>) -> Reasons {
     });
     let list = run.list();
     let planned = places_of(list, &set);
-    let planned = run.places_by(&planned, &set, |snapshot, slot| -snapshot.reboot_ms(slot));
-    let reboot_ms = |place: &u32| snapshot.reboot_ms(list[*place as usize]);
+    let planned = run.sorted_places(&planned, &set, SortKey::NextReboot, true);
+    let reboot_ms = |place: &u32| snapshot.value(list[*place as usize], SortKey::NextReboot);
     let mut buckets = Vec::new();
     let mut rest = planned.as_slice();
     while let Some(last) = rest.first() {

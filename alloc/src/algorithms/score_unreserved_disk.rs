@@ -1,6 +1,7 @@
 //! `score-unreserved-disk`: packs (or, with a negative weight, spreads) by disk left.
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::order::SortKey;
 use crate::reason::Reasons;
 use crate::run::Run;
 use crate::score::{self, NO_WEIGHT};
@@ -21,6 +22,6 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if weight == 0.0 {
         return Reasons::skip(NO_WEIGHT);
     }
-    let ranks = run.ranked_by(|run, slot| weight.signum() * run.left(slot).disk);
+    let ranks = run.ranked(SortKey::Disk, weight < 0.0);
     score::linear(run, ranks, weight.abs(), None)
 }

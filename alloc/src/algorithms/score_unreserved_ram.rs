@@ -1,6 +1,7 @@
 //! `score-unreserved-ram`: packs (or, with a negative weight, spreads) by RAM left.
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::order::SortKey;
 use crate::reason::Reasons;
 use crate::run::Run;
 use crate::score::{self, NO_WEIGHT};
@@ -26,6 +27,6 @@ fn run(run: &mut Run<'_>) -> Reasons {
         return Reasons::skip(NO_WEIGHT);
     }
     // A positive weight favours the servers with the least RAM left, whatever the docs say.
-    let ranks = run.ranked_by_ram(weight > 0.0);
+    let ranks = run.ranked(SortKey::Ram, weight < 0.0);
     score::linear(run, ranks, weight.abs(), None)
 }

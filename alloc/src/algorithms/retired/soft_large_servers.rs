@@ -2,6 +2,7 @@
 
 use crate::algorithm::{Algorithm, Kind};
 use crate::algorithms::large_servers::kept_back;
+use crate::order::SortKey;
 use crate::reason::Reasons;
 use crate::run::Run;
 
@@ -19,7 +20,7 @@ pub(super) static SOFT_LARGE_SERVERS: Algorithm = Algorithm {
 fn run(run: &mut Run<'_>) -> Reasons {
     let pool = kept_back(run.list().len());
     if pool > 0 {
-        let sorted = run.sorted_by(|run, slot| -run.left(slot).ram);
+        let sorted = run.sorted(SortKey::Ram, true);
         let (large, rest) = sorted.split_at(pool);
         let kept = if run.request.vm.ram > LARGE_MIB { large } else { rest };
         run.leave(kept.to_vec());

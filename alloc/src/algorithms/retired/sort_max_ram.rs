@@ -1,6 +1,7 @@
 //! `sort-max-ram`: emptiest servers first.
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::order::SortKey;
 use crate::reason::Reasons;
 use crate::run::Run;
 
@@ -14,7 +15,7 @@ pub(super) static SORT_MAX_RAM: Algorithm = Algorithm {
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if run.spread() == Some("max-ram") {
-        run.leave(run.sorted_by(|run, slot| -run.left(slot).ram));
+        run.leave(run.sorted(SortKey::Ram, true));
     }
     Reasons::None
 }

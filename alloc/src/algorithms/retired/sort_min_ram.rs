@@ -1,6 +1,7 @@
 //! `sort-min-ram`: fullest servers first.
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::order::SortKey;
 use crate::reason::Reasons;
 use crate::run::Run;
 
@@ -14,7 +15,7 @@ pub(super) static SORT_MIN_RAM: Algorithm = Algorithm {
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if run.spread() == Some("min-ram") {
-        let mut sorted = run.sorted_by(|run, slot| -run.left(slot).ram);
+        let mut sorted = run.sorted(SortKey::Ram, true);
         // Not an ascending sort: equal servers come out the other way round.
         sorted.reverse();
         run.leave(sorted);
