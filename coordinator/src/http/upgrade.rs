@@ -54,7 +54,7 @@ impl Request {
                 match upgrade.await {
                     Ok(upgraded) => {
                         let io = TokioIo::new(upgraded);
-                        serve(websocket::accepted(io, protocol).await).await;
+                        serve(websocket::accepted(io, protocol)).await;
                     }
                     Err(error) => tracing::debug!(%error, req_id, "upgrade failed"),
                 }

@@ -2,8 +2,9 @@
 //!
 //! Production uses websockets ([`websocket`]); a simulation hands out its own connections.
 
-mod counting;
+mod halves;
 pub mod memory;
+mod transport;
 pub mod websocket;
 
 use std::fmt;

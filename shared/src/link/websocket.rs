@@ -5,29 +5,26 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{SinkExt as _, StreamExt as _};
 use http::HeaderValue;
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
-use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
-use tokio_tungstenite::tungstenite::{Error as WsError, Message};
+use tokio_tungstenite::tungstenite::handshake::client::Request;
+use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{ClientHandshake, Error as WsError, WebSocket};
 use url::Url;
 
-use super::counting::{ByteCount, Counting};
-use super::{Connection, Dialer, Frame, FrameSink, FrameStream, LinkError};
+use super::halves::connection;
+use super::transport::{Transport, handshake};
+use super::{Connection, Dialer, LinkError};
 use crate::entropy::SharedEntropy;
 use crate::wire::{ENDPOINT_PATH, MAX_FRAME_BYTES, PROTOCOL};
 
@@ -39,8 +36,6 @@ const MESSAGE_BUFFER_BYTES: usize = 1024;
 const STREAM_BUFFER_BYTES: usize = 4096;
 /// Longest time for name resolution, for TCP, and for TLS with the handshake, each.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time a close frame may take to be written.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A peer whose host vanished is noticed by the protocol's own heartbeats long before; these only
 /// free the descriptor when nobody sends.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
@@ -65,124 +60,12 @@ pub fn config(protocol: Option<&str>) -> WebSocketConfig {
 }
 
 /// The server's end of a websocket whose HTTP upgrade to this subprotocol has been answered.
-pub async fn accepted<S>(io: S, protocol: Option<&str>) -> Connection
+pub fn accepted<S>(io: S, protocol: Option<&str>) -> Connection
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (io, received) = Counting::new(io);
     let config = Some(config(protocol));
-    connection(WebSocketStream::from_raw_socket(io, Role::Server, config).await, received)
-}
-
-/// A websocket as a connection.
-fn connection<S>(websocket: WebSocketStream<Counting<S>>, received: ByteCount) -> Connection
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (sink, stream) = websocket.split();
-    let stream = WsStream { inner: stream, received, code: None, ended: false, last: None };
-    Connection { sink: Box::new(WsSink(sink)), stream: Box::new(stream) }
-}
-
-struct WsSink<S>(SplitSink<WebSocketStream<S>, Message>);
-
-impl<S> fmt::Debug for WsSink<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WsSink")
-    }
-}
-
-#[async_trait]
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> FrameSink for WsSink<S> {
-    async fn send(&mut self, frame: Frame) -> Result<(), LinkError> {
-        let message = match frame {
-            Frame::Text(text) => Message::text(text),
-            Frame::Binary(bytes) => Message::binary(bytes),
-        };
-        self.0.send(message).await.map_err(link_error)
-    }
-
-    async fn close(&mut self, code: u16, reason: &str) {
-        let frame = CloseFrame { code: code.into(), reason: reason.to_owned().into() };
-        // A peer that can't be told is gone already.
-        drop(timeout(CLOSE_TIMEOUT, self.0.send(Message::Close(Some(frame)))).await);
-    }
-}
-
-struct WsStream<S> {
-    inner: SplitStream<WebSocketStream<S>>,
-    received: ByteCount,
-    code: Option<u16>,
-    ended: bool,
-    /// After the peer's close the answer to it still has to go out, which polling does; a client
-    /// then waits for the server to close the socket, so not for ever.
-    last: Option<Pin<Box<Sleep>>>,
-}
-
-impl<S> fmt::Debug for WsStream<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WsStream").field("code", &self.code).field("ended", &self.ended).finish()
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> WsStream<S> {
-    /// The next message, for as long as there may be one.
-    fn poll_message(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Message, WsError>>> {
-        let polled = self.inner.poll_next_unpin(context);
-        if polled.is_pending()
-            && let Some(last) = &mut self.last
-            && last.as_mut().poll(context).is_ready()
-        {
-            return Poll::Ready(None);
-        }
-        polled
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> FrameStream for WsStream<S> {
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Frame>, LinkError>> {
-        while !self.ended {
-            match ready!(self.poll_message(context)) {
-                Some(Ok(Message::Text(text))) => {
-                    return Poll::Ready(Ok(Some(Frame::Text(text.as_str().to_owned()))));
-                }
-                Some(Ok(Message::Binary(bytes))) => {
-                    return Poll::Ready(Ok(Some(Frame::Binary(bytes))));
-                }
-                Some(Ok(Message::Close(frame))) => {
-                    self.code = Some(frame.map_or(1005, |f| f.code.into()));
-                    self.last = Some(Box::pin(sleep(CLOSE_TIMEOUT)));
-                }
-                // Pings are answered by the library while it is polled.
-                Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
-                Some(Err(WsError::ConnectionClosed)) | None => self.ended = true,
-                Some(Err(_)) if self.code.is_some() => self.ended = true,
-                Some(Err(error)) => {
-                    self.ended = true;
-                    return Poll::Ready(Err(link_error(error)));
-                }
-            }
-        }
-        Poll::Ready(Ok(None))
-    }
-
-    fn close_code(&self) -> Option<u16> {
-        self.code
-    }
-
-    fn received(&self) -> u64 {
-        self.received.get()
-    }
-}
-
-fn link_error(error: WsError) -> LinkError {
-    match error {
-        WsError::Capacity(_) => LinkError::TooLarge { limit: MAX_FRAME_BYTES },
-        other => LinkError::Broken(Box::new(other)),
-    }
+    connection(WebSocket::from_raw_socket(Transport::new(io), Role::Server, config))
 }
 
 /// Opens websockets: `ws://` plainly, `wss://` over TLS.
@@ -251,13 +134,9 @@ impl WebsocketDialer {
         if let Some(bearer) = &self.bearer {
             request.headers_mut().insert(AUTHORIZATION, bearer.clone());
         }
-        let config = Some(config(Some(protocol)));
+        let config = config(Some(protocol));
         if url.scheme() != "wss" {
-            let (tcp, received) = Counting::new(tcp);
-            let (websocket, _) = tokio_tungstenite::client_async_with_config(request, tcp, config)
-                .await
-                .map_err(|e| failed(e.into()))?;
-            return Ok(connection(websocket, received));
+            return upgraded(tcp, request, config).await.map_err(|e| failed(e.into()));
         }
         let tls = match &self.tls {
             Some(tls) => tls.clone(),
@@ -268,11 +147,7 @@ impl WebsocketDialer {
         let name = ServerName::try_from(host).map_err(|e| failed(e.into()))?;
         let stream =
             TlsConnector::from(tls).connect(name, tcp).await.map_err(|e| failed(e.into()))?;
-        let (stream, received) = Counting::new(stream);
-        let (websocket, _) = tokio_tungstenite::client_async_with_config(request, stream, config)
-            .await
-            .map_err(|e| failed(e.into()))?;
-        Ok(connection(websocket, received))
+        upgraded(stream, request, config).await.map_err(|e| failed(e.into()))
     }
 
     async fn dial_address(
@@ -307,6 +182,20 @@ impl Dialer for WebsocketDialer {
         }
         Err(last.unwrap_or_else(|| timed_out(&url)))
     }
+}
+
+/// The client's end of a websocket, for which it asks with this request.
+async fn upgraded<S>(
+    io: S,
+    request: Request,
+    config: WebSocketConfig,
+) -> Result<Connection, WsError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let begun = ClientHandshake::start(Transport::new(io), request, Some(config))?;
+    let (websocket, _) = handshake(begun).await?;
+    Ok(connection(websocket))
 }
 
 /// Small latency, and an end to connections whose peer vanished; for accepted sockets as well.
@@ -369,6 +258,8 @@ fn native_tls_config() -> Result<Arc<rustls::ClientConfig>, BoxError> {
 mod tests {
     use super::*;
     use crate::entropy::SeededEntropy;
+    use crate::link::Frame;
+    use crate::link::halves::CLOSE_TIMEOUT;
     use bytes::Bytes;
     use tokio::net::TcpListener;
 
@@ -379,12 +270,12 @@ mod tests {
     #[expect(clippy::result_large_err, reason = "the callback's type is the library's")]
     /// Accepts one websocket, echoes the wanted subprotocol, reports the path.
     async fn accept(listener: TcpListener) -> (Connection, String) {
+        use tokio_tungstenite::tungstenite::ServerHandshake;
         use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
         let (tcp, _) = listener.accept().await.unwrap();
         let mut path = String::new();
-        let (tcp, received) = Counting::new(tcp);
-        let ws = tokio_tungstenite::accept_hdr_async_with_config(
-            tcp,
+        let begun = ServerHandshake::start(
+            Transport::new(tcp),
             |request: &Request, mut response: Response| {
                 path = request.uri().path().to_owned();
                 let wanted = request.headers()[SEC_WEBSOCKET_PROTOCOL].clone();
@@ -392,10 +283,9 @@ mod tests {
                 Ok(response)
             },
             Some(config(Some(PROTOCOL))),
-        )
-        .await
-        .unwrap();
-        (connection(ws, received), path)
+        );
+        let websocket = handshake(begun).await.unwrap();
+        (connection(websocket), path)
     }
 
     async fn connected() -> (Connection, Connection, String) {
@@ -424,7 +314,7 @@ mod tests {
         use std::cell::Cell;
         use tokio::io::AsyncWriteExt as _;
         let (mut peer, ours) = tokio::io::duplex(64);
-        let mut connection = accepted(ours, Some(PROTOCOL)).await;
+        let mut connection = accepted(ours, Some(PROTOCOL));
         // Fin and text; masked, 4 bytes of payload; the mask.
         let frame = [0x81, 0x84, 0, 0, 0, 0, b'l', b'a', b't', b'e'];
         let heard = Cell::new(0);
