@@ -53,7 +53,7 @@ pub(super) async fn open(request: Request<Incoming>, local: &Arc<Local>, vm: &st
     let upgrade = hyper::upgrade::on(request);
     tokio::spawn(async move {
         match upgrade.await {
-            Ok(io) => carry(accepted(TokioIo::new(io), None), viewer).await,
+            Ok(io) => carry(accepted(TokioIo::new(io), &[], None), viewer).await,
             Err(error) => tracing::debug!(%error, "a console's upgrade failed"),
         }
     });

@@ -28,7 +28,7 @@ use warp::filters::BoxedFilter;
 use super::dispatch::Peer;
 use super::filters::give_path;
 use super::places::{PlaceLimits, Places, peer_key};
-use super::watched::{Activity, Guarded, Timeouts, WatchedIo};
+use super::watched::{Activity, Guarded, ServedIo, Timeouts, WatchedIo};
 
 /// Longest pause after a failed accept, e.g. for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -230,7 +230,8 @@ where
     // WatchedIo keeps the time: hyper's header timeout would also end idle connections, which
     // may live for an hour.
     builder.header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
-    let connection = builder.serve_connection(TokioIo::new(io), service).with_upgrades();
+    let io: ServedIo<S> = TokioIo::new(io);
+    let connection = builder.serve_connection(io, service).with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         biased;

@@ -19,6 +19,7 @@ mod error;
 mod event_stream;
 mod events;
 mod execute;
+mod fair;
 mod filters;
 mod fleet_metrics;
 mod fleet_vms;

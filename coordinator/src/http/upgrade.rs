@@ -7,14 +7,20 @@ use http::header::{
     SEC_WEBSOCKET_VERSION, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use hyper::upgrade::{Parts, Upgraded};
 use hyper_util::rt::TokioIo;
-use muster_shared::link::{Connection, websocket};
+use muster_shared::link::Connection;
+use muster_shared::link::websocket::accepted;
 use muster_shared::wire::Code;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
+use super::watched::ServedIo;
 
 /// The only websocket version there is.
 const VERSION: &str = "13";
@@ -52,10 +58,7 @@ impl Request {
         self.shell.sockets.spawn(async move {
             let work = async move {
                 match upgrade.await {
-                    Ok(upgraded) => {
-                        let io = TokioIo::new(upgraded);
-                        serve(websocket::accepted(io, protocol)).await;
-                    }
+                    Ok(upgraded) => serve(connection(upgraded, protocol)).await,
                     Err(error) => tracing::debug!(%error, req_id, "upgrade failed"),
                 }
             };
@@ -77,6 +80,23 @@ impl Request {
         }
         Ok(response)
     }
+}
+
+/// The websocket that a connection of HTTP has become. It reads the socket itself: with thousands of
+/// connections, each layer in between is memory that every small frame waits for.
+fn connection(upgraded: Upgraded, protocol: Option<&str>) -> Connection {
+    over::<TcpStream>(upgraded, protocol)
+        .or_else(|upgraded| over::<TlsStream<TcpStream>>(upgraded, protocol))
+        .unwrap_or_else(|upgraded| accepted(TokioIo::new(upgraded), &[], protocol))
+}
+
+/// The same, or what it is if that is not over such a socket.
+fn over<S>(upgraded: Upgraded, protocol: Option<&str>) -> Result<Connection, Upgraded>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let Parts { io, read_buf, .. } = upgraded.downcast::<ServedIo<S>>()?;
+    Ok(accepted(io.into_inner().unwatched(), &read_buf, protocol))
 }
 
 /// Checks the handshake's headers; the value of `Sec-WebSocket-Accept`.

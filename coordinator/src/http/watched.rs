@@ -1,27 +1,25 @@
 //! Timeouts of a client connection: a request's head must arrive quickly once it has begun, an
 //! idle connection may stay for an hour, and a request that is being answered is left alone. And
-//! what it gets at a time: memory for what it sends, and the thread for what it is sent.
+//! what it gets at a time: memory for what it sends, and [the thread](super::fair) for what it is sent.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::StatusCode;
 use hyper::body::{Body, Frame, SizeHint};
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf, Take};
 use tokio::time::Sleep;
+
+use super::fair::FairIo;
 
 /// Most bytes that are read at a time. hyper's buffer of a connection grows while reads fill it: to
 /// twice this, and not to the size of the largest head.
 const READ_BYTES: u64 = 8 * 1024;
-/// Most bytes that are written before others have their turn: many readers of something large do
-/// not keep everybody else waiting.
-const TURN_BYTES: usize = 64 * 1024;
-/// Buffers that are written at once; an answer has two.
-const BUFFERS: usize = 8;
 
 /// How long a client may take.
 #[derive(Clone, Copy, Debug)]
@@ -137,24 +135,30 @@ enum Phase {
     Upgraded,
 }
 
+/// A client's byte stream as hyper is given it, and as it gives it back for a websocket.
+pub(crate) type ServedIo<S> = TokioIo<WatchedIo<S>>;
+
 /// A client's byte stream whose reads fail with `TimedOut` when the client takes too long.
 #[derive(Debug)]
 pub(crate) struct WatchedIo<S> {
-    inner: Take<S>,
+    inner: Take<FairIo<S>>,
     activity: Arc<Activity>,
     timeouts: Timeouts,
     phase: Phase,
-    /// Bytes that were written in this turn.
-    written: usize,
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S: AsyncRead> WatchedIo<S> {
+impl<S: AsyncRead + Unpin> WatchedIo<S> {
     /// Watches a new connection, whose first head is awaited.
     pub(crate) fn new(inner: S, timeouts: Timeouts, activity: Arc<Activity>) -> Self {
         let deadline = Some(Box::pin(tokio::time::sleep(timeouts.head)));
-        let inner = inner.take(READ_BYTES);
-        Self { inner, activity, timeouts, phase: Phase::Head, written: 0, deadline }
+        let inner = FairIo::new(inner).take(READ_BYTES);
+        Self { inner, activity, timeouts, phase: Phase::Head, deadline }
+    }
+
+    /// The byte stream alone, for what keeps its own time.
+    pub(crate) fn unwatched(self) -> FairIo<S> {
+        self.inner.into_inner()
     }
 
     fn enter(&mut self, phase: Phase) {
@@ -178,16 +182,6 @@ impl<S: AsyncRead> WatchedIo<S> {
             Phase::Busy => self.enter(Phase::Idle),
             Phase::Idle | Phase::Head => {}
         }
-    }
-
-    /// How many bytes may be written now; pending when it is the turn of others.
-    fn turn(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
-        if self.written < TURN_BYTES {
-            return Poll::Ready(TURN_BYTES - self.written);
-        }
-        self.written = 0;
-        cx.waker().wake_by_ref();
-        Poll::Pending
     }
 }
 
@@ -225,11 +219,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WatchedIo<S> {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let most = buf.len().min(ready!(this.turn(cx)));
-        let written = ready!(Pin::new(this.inner.get_mut()).poll_write(cx, &buf[..most]))?;
-        this.written += written;
-        Poll::Ready(Ok(written))
+        Pin::new(self.get_mut().inner.get_mut()).poll_write(cx, buf)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -245,17 +235,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WatchedIo<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let mut left = ready!(this.turn(cx));
-        let mut some = [io::IoSlice::new(&[]); BUFFERS];
-        for (slot, buf) in some.iter_mut().zip(bufs) {
-            let length = buf.len().min(left);
-            *slot = io::IoSlice::new(&buf[..length]);
-            left -= length;
-        }
-        let written = ready!(Pin::new(this.inner.get_mut()).poll_write_vectored(cx, &some))?;
-        this.written += written;
-        Poll::Ready(Ok(written))
+        Pin::new(self.get_mut().inner.get_mut()).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -299,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_large_comes_in_parts() {
+    async fn what_is_large_is_read_in_parts() {
         const SIZE: usize = 1 << 20;
         let (mut client, server) = tokio::io::duplex(2 * SIZE);
         let mut io = WatchedIo::new(server, TIMEOUTS, Arc::new(Activity::default()));
@@ -307,29 +287,6 @@ mod tests {
         let mut read = Vec::with_capacity(SIZE);
         assert_eq!(io.read_buf(&mut read).await.unwrap(), 8 * 1024);
         io.read_exact(&mut vec![0; SIZE - 8 * 1024]).await.unwrap();
-
-        // Another task of this thread gets its turn between any two parts.
-        let turns = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&turns);
-        let other = tokio::spawn(async move {
-            loop {
-                counted.fetch_add(1, Ordering::Relaxed);
-                tokio::task::yield_now().await;
-            }
-        });
-        let sent: Vec<u8> = (0..SIZE).map(|n| u8::try_from(n % 251).expect("small")).collect();
-        let mut buffers = [&sent[..300], &sent[300..]].map(io::IoSlice::new);
-        let mut left = &mut buffers[..];
-        while !left.is_empty() {
-            let written = io.write_vectored(left).await.unwrap();
-            assert!(written <= TURN_BYTES);
-            io::IoSlice::advance_slices(&mut left, written);
-        }
-        assert!(turns.load(Ordering::Relaxed) >= SIZE / TURN_BYTES - 1, "{turns:?}");
-        other.abort();
-        let mut seen = vec![0; SIZE];
-        client.read_exact(&mut seen).await.unwrap();
-        assert!(seen == sent);
     }
 
     #[tokio::test(start_paused = true)]

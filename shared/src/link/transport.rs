@@ -49,6 +49,11 @@ impl<S> Transport<S> {
         Self { io, received: 0, reader: Waker::noop().clone(), writable: Arc::default() }
     }
 
+    /// The same after so many bytes of it were read elsewhere.
+    pub(super) fn after(self, read: usize) -> Self {
+        Self { received: u64::try_from(read).unwrap_or(u64::MAX), ..self }
+    }
+
     /// Bytes that have arrived.
     pub(super) fn received(&self) -> u64 {
         self.received

@@ -59,13 +59,14 @@ pub fn config(protocol: Option<&str>) -> WebSocketConfig {
         .max_frame_size(Some(MAX_FRAME_BYTES))
 }
 
-/// The server's end of a websocket whose HTTP upgrade to this subprotocol has been answered.
-pub fn accepted<S>(io: S, protocol: Option<&str>) -> Connection
+/// The server's end of a websocket whose HTTP upgrade to this subprotocol has been answered; `read` was read
+/// of it together with the request.
+pub fn accepted<S>(io: S, read: &[u8], protocol: Option<&str>) -> Connection
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let config = Some(config(protocol));
-    connection(WebSocket::from_raw_socket(Transport::new(io), Role::Server, config))
+    let (config, io) = (Some(config(protocol)), Transport::new(io).after(read.len()));
+    connection(WebSocket::from_partially_read(io, read.to_vec(), Role::Server, config))
 }
 
 /// Opens websockets: `ws://` plainly, `wss://` over TLS.
@@ -314,7 +315,7 @@ mod tests {
         use std::cell::Cell;
         use tokio::io::AsyncWriteExt as _;
         let (mut peer, ours) = tokio::io::duplex(64);
-        let mut connection = accepted(ours, Some(PROTOCOL));
+        let mut connection = accepted(ours, &[], Some(PROTOCOL));
         // Fin and text; masked, 4 bytes of payload; the mask.
         let frame = [0x81, 0x84, 0, 0, 0, 0, b'l', b'a', b't', b'e'];
         let heard = Cell::new(0);
@@ -326,6 +327,19 @@ mod tests {
         }
         assert_eq!(next.await.unwrap(), Some(Frame::Text("late".into())));
         assert_eq!(heard.get(), frame.len());
+    }
+
+    #[tokio::test]
+    async fn what_was_read_with_the_request_comes_first() {
+        use tokio::io::AsyncWriteExt as _;
+        let (mut peer, ours) = tokio::io::duplex(64);
+        let (start, rest) = ([0x81, 0x83, 0, 0, 0, 0, b'o'], b"ne");
+        let mut connection = accepted(ours, &start, Some(PROTOCOL));
+        assert_eq!(connection.stream.received(), 7);
+        peer.write_all(rest).await.unwrap();
+        let frame = connection.stream.next().await.unwrap();
+        assert_eq!(frame, Some(Frame::Text("one".into())));
+        assert_eq!(connection.stream.received(), 9);
     }
 
     #[tokio::test]

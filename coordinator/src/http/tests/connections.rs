@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::{SinkExt as _, StreamExt as _};
 use muster_shared::tls::{self, Identity};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
@@ -199,6 +199,37 @@ async fn a_unix_socket_serves_and_is_removed() {
     assert!(!path.exists());
 }
 
+/// The API's answer and its websocket over a byte stream: the first frame comes with the request, and the
+/// second after the answer.
+async fn echoes(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
+    let head = "GET /t/socket HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+                sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+                sec-websocket-protocol: echo.v1\r\n\r\n";
+    let frame = |text: u8| [0x81, 0x81, 0, 0, 0, 0, text];
+    stream.write_all(&[head.as_bytes(), &frame(b'a')].concat()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n\x81\x01a") {
+        let read = tokio::time::timeout(LIMIT, stream.read_buf(&mut answer)).await;
+        assert_ne!(read.expect("an answer").unwrap(), 0, "{}", answer.escape_ascii());
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 101 "), "{}", answer.escape_ascii());
+    stream.write_all(&frame(b'b')).await.unwrap();
+    let mut echo = [0; 3];
+    tokio::time::timeout(LIMIT, stream.read_exact(&mut echo)).await.expect("an echo").unwrap();
+    assert_eq!(&echo, b"\x81\x01b");
+}
+
+#[tokio::test]
+async fn a_frame_may_come_with_the_request_for_a_websocket() {
+    let api = Api::start().await;
+    echoes(TcpStream::connect(&api.address).await.unwrap()).await;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("api.sock");
+    let listen = format!("unix:{}", path.display());
+    let _api = Api::with(|config| config.listen = listen.parse().unwrap()).await;
+    echoes(UnixStream::connect(&path).await.unwrap()).await;
+}
+
 #[tokio::test]
 async fn waiting_requests_get_503_when_the_drain_ends() {
     let api = Api::with(|config| config.api.drain_ms = 100).await;
@@ -268,23 +299,23 @@ async fn tls_serves_and_may_demand_client_certificates() {
         config.tls.client_required = true;
     })
     .await;
-    let address = api.address.clone();
-    let get = |config| {
-        let address = address.clone();
-        async move {
-            let connector = tokio_rustls::TlsConnector::from(config);
-            let tcp = TcpStream::connect(&address).await?;
-            let mut stream = connector.connect("localhost".try_into().unwrap(), tcp).await?;
-            stream.write_all(b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;
-            let mut answer = Vec::new();
-            stream.read_to_end(&mut answer).await?;
-            std::io::Result::Ok(Answer::parse(&answer).status)
-        }
+    let connect = async |config| {
+        let connector = tokio_rustls::TlsConnector::from(config);
+        let tcp = TcpStream::connect(&api.address).await?;
+        connector.connect("localhost".try_into().unwrap(), tcp).await
+    };
+    let get = async |config| {
+        let mut stream = connect(config).await?;
+        stream.write_all(b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await?;
+        std::io::Result::Ok(Answer::parse(&answer).status)
     };
     let with = get(tls::client(Some(&ca), Some(&identity)).unwrap()).await;
     assert_eq!(with.unwrap(), 200);
     let without = get(tls::client(Some(&ca), None).unwrap()).await;
     assert!(without.is_err(), "served without a client certificate: {without:?}");
+    echoes(connect(tls::client(Some(&ca), Some(&identity)).unwrap()).await.unwrap()).await;
 }
 
 /// A fleet that comes back at once: whoever the kernel has no room for waits a second or more.
