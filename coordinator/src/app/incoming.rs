@@ -35,10 +35,11 @@ pub(super) struct FromAgents {
 #[async_trait]
 impl Incoming for FromAgents {
     fn connected(&self, server: ServerUuid, connection: ConnectionId) {
-        let now = self.ctx.now();
-        self.roster.lock().connected(server, connection, now);
-        let wall = self.ctx.wall();
-        self.fleet.report(server, |entry| entry.last_heartbeat = Some(wall));
+        let (now, wall) = (self.ctx.now(), self.ctx.wall());
+        let mut roster = self.roster.lock();
+        roster.connected(server, connection, now);
+        roster.beat(server, wall);
+        drop(roster);
         self.roster.wake.notify_one();
     }
 
@@ -73,10 +74,9 @@ impl Incoming for FromAgents {
 
     fn heartbeat(&self, server: ServerUuid, clock_skew_ms: Option<i64>) {
         let now = self.ctx.wall();
-        self.fleet.note(server, |entry| {
-            entry.last_heartbeat = Some(now);
-            entry.clock_skew_ms = clock_skew_ms;
-        });
+        let mut roster = self.roster.lock();
+        roster.beat(server, now);
+        roster.skewed(server, clock_skew_ms);
     }
 
     fn known(&self, server: ServerUuid) -> Known {

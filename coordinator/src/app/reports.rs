@@ -261,9 +261,11 @@ impl Reports {
 
     /// A heartbeat over HTTP.
     pub(crate) fn heartbeat_posted(&self, server: ServerUuid) {
-        let now = self.ctx.parts.clock.wall();
-        self.roster.lock().posted(server, self.ctx.parts.clock.monotonic());
-        self.fleet.note(server, |entry| entry.last_heartbeat = Some(now));
+        let (now, wall) = (self.ctx.now(), self.ctx.wall());
+        let mut roster = self.roster.lock();
+        roster.posted(server, now);
+        roster.beat(server, wall);
+        drop(roster);
         self.roster.wake.notify_one();
         self.call_back(server);
     }

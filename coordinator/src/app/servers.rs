@@ -110,7 +110,7 @@ impl Servers {
     fn view(&self, server: ServerUuid, entry: &Entry, extras: Extras) -> Option<Server> {
         let mut view = server_view(entry, extras)?;
         if extras.last_heartbeat {
-            view.last_heartbeat = Some(self.last_heartbeat(server, entry));
+            view.last_heartbeat = Some(self.last_heartbeat(server));
         }
         if extras.capacity {
             let left = self.placement.capacity_of(server, entry);
@@ -128,11 +128,12 @@ impl Servers {
     }
 
     /// When a server that is alive was last heard.
-    fn last_heartbeat(&self, server: ServerUuid, entry: &Entry) -> Option<String> {
+    fn last_heartbeat(&self, server: ServerUuid) -> Option<String> {
         let now = self.ctx.parts.clock.monotonic();
-        let standing = self.roster.lock().standing(server, now)?;
+        let roster = self.roster.lock();
+        let standing = roster.standing(server, now)?;
         let alive = matches!(standing, Standing::Alive | Standing::Suspect);
-        entry.last_heartbeat.filter(|_| alive).map(iso)
+        roster.last_heartbeat(server).filter(|_| alive).map(iso)
     }
 
     /// Removes a server's records; its open tasks end. The node is not touched, and a live agent

@@ -118,11 +118,12 @@ fn planned(
             return None;
         }
     }
+    let last_heartbeat = app.roster.lock().last_heartbeat(server);
     let same = old.filter(|old| old.status == wanted);
     let roster = RosterRecord {
         status: wanted,
         since: same.map_or_else(|| app.ctx.parts.clock.wall(), |old| old.since),
-        last_heartbeat: entry.last_heartbeat.or_else(|| old.and_then(|old| old.last_heartbeat)),
+        last_heartbeat: last_heartbeat.or_else(|| old.and_then(|old| old.last_heartbeat)),
         via,
         authority: app.ctx.authority(),
         unknown: old.map(|old| old.unknown.clone()).unwrap_or_default(),

@@ -14,6 +14,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use muster_shared::ids::ServerUuid;
 use smallvec::SmallVec;
 
@@ -130,6 +131,10 @@ struct Heard {
     blame_excuse: Duration,
     /// The wish is not told again before this moment.
     yielded_until: Duration,
+    /// By the wall clock; decides nothing.
+    last_heartbeat: Option<Timestamp>,
+    /// Decides nothing.
+    clock_skew_ms: Option<i64>,
 }
 
 /// For metrics.
@@ -239,6 +244,20 @@ impl Liveness {
         self.judge(server, now);
     }
 
+    /// When the server's last heartbeat came by the wall clock, for people; that it came is said besides.
+    pub fn beat(&mut self, server: ServerUuid, at: Timestamp) {
+        if let Some(heard) = self.servers.get_mut(&server) {
+            heard.last_heartbeat = Some(at);
+        }
+    }
+
+    /// The server's wall clock minus ours, ms, for people.
+    pub fn skewed(&mut self, server: ServerUuid, ms: Option<i64>) {
+        if let Some(heard) = self.servers.get_mut(&server) {
+            heard.clock_skew_ms = ms;
+        }
+    }
+
     /// The server registered its sysinfo over HTTP. A sign of life only of servers that give no
     /// other.
     pub fn registered(&mut self, server: ServerUuid, now: Duration) {
@@ -307,6 +326,18 @@ impl Liveness {
         Some(if heard.excused(now) { Standing::Excused } else { Standing::Silent })
     }
 
+    /// When the last heartbeat came, by the wall clock.
+    #[must_use]
+    pub fn last_heartbeat(&self, server: ServerUuid) -> Option<Timestamp> {
+        self.servers.get(&server)?.last_heartbeat
+    }
+
+    /// The server's wall clock minus ours, ms, as its last heartbeat said.
+    #[must_use]
+    pub fn clock_skew_ms(&self, server: ServerUuid) -> Option<i64> {
+        self.servers.get(&server)?.clock_skew_ms
+    }
+
     /// Whether a connection was heard within its period.
     #[must_use]
     pub fn hears(&self, server: ServerUuid, connection: ConnectionId, now: Duration) -> bool {
@@ -352,6 +383,8 @@ impl Liveness {
             start_excuse: Duration::ZERO,
             blame_excuse: Duration::ZERO,
             yielded_until: Duration::ZERO,
+            last_heartbeat: None,
+            clock_skew_ms: None,
         })
     }
 

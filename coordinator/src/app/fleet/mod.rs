@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use jiff::Timestamp;
 use muster_shared::api::Object;
 use muster_shared::api::server::ServerRecord;
 use muster_shared::api::vm::{Heard, Vm};
@@ -68,10 +67,6 @@ pub struct Entry {
     pub kept_figures: Option<Kept>,
     /// What its VMs use, as it told last.
     pub usage: Option<Arc<ServerUsage>>,
-    /// When it was last heard, by this coordinator's wall clock.
-    pub last_heartbeat: Option<Timestamp>,
-    /// The agent's wall clock minus ours, ms.
-    pub clock_skew_ms: Option<i64>,
     /// The agent's own remarks: load, pressure, pools.
     pub remarks: Value,
     /// When the agent looked for its last report, ISO 8601 by its own clock; empty before that.

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::context::Context;
 use super::error::AppError;
-use super::fleet::{Entry, Fleet};
+use super::fleet::Fleet;
 use super::roster::Roster;
 use super::tasks::Tasks;
 use super::tickets::Tickets;
@@ -97,6 +97,7 @@ impl Why {
         let entry = entry.ok_or(AppError::ServerNotFound(server))?;
         let now = self.ctx.parts.clock.monotonic();
         let standing = self.roster.lock().standing(server, now);
+        let last_heartbeat = self.roster.lock().last_heartbeat(server);
         let agent = self.agents.info(server);
         let open = self.tasks.table.of_server(server);
         let waiting_for = match (&agent, standing) {
@@ -112,7 +113,7 @@ impl Why {
         };
         let status = entry.stored_status();
         let mut text = match &waiting_for {
-            None => format!("the server is {status}{}", heard(&entry, self.ctx.wall())),
+            None => format!("the server is {status}{}", heard(last_heartbeat, self.ctx.wall())),
             Some(what) => format!("the server is {status} and is waiting for {what}"),
         };
         let turned_away = self.agents.turned_away(server);
@@ -135,7 +136,7 @@ impl Why {
             "via": roster.map(|r| r.via),
             "authority": roster.map(|r| &r.authority),
             "status_writes_total": entry.status_writes,
-            "clock_skew_ms": entry.clock_skew_ms,
+            "clock_skew_ms": self.roster.lock().clock_skew_ms(server),
             "agent": agent,
             "turned_away": turned_away,
             "remarks": entry.remarks,
@@ -271,8 +272,8 @@ fn subtasks(events: &VecDeque<TaskProgress>) -> Vec<Value> {
 }
 
 /// How long ago a server was heard, within a sentence.
-fn heard(entry: &Entry, now: Timestamp) -> String {
-    let age = entry.last_heartbeat.map(|at| now.duration_since(at).as_secs_f64().max(0.0));
+fn heard(last_heartbeat: Option<Timestamp>, now: Timestamp) -> String {
+    let age = last_heartbeat.map(|at| now.duration_since(at).as_secs_f64().max(0.0));
     age.map(|age| format!("; its last heartbeat was {age:.1} s ago")).unwrap_or_default()
 }
 

@@ -224,3 +224,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_heartbeat_is_noted_of_servers_that_are_known_and_decides_nothing() {
+    let mut machine = machine(Status::Running);
+    machine.connected(server(), CONN, ms(0));
+    let at = jiff::Timestamp::UNIX_EPOCH;
+    for server in [server(), ServerUuid(uuid::Uuid::nil())] {
+        machine.beat(server, at);
+        machine.skewed(server, Some(-3));
+    }
+    assert_eq!(machine.last_heartbeat(server()), Some(at));
+    assert_eq!(machine.clock_skew_ms(server()), Some(-3));
+    assert_eq!(machine.servers().len(), 1);
+    ticks(&mut machine, 250, 2_000);
+    check(&machine, Status::Unknown, 1);
+    assert_eq!(machine.last_heartbeat(server()), Some(at));
+}
