@@ -16,6 +16,8 @@ pub(super) struct Reports {
     reported: Reported,
     /// A full report was asked for and has not come.
     asked: bool,
+    /// As the registry knows it: every report tells it, and it seldom changes.
+    intake: Option<Intake>,
 }
 
 impl Reports {
@@ -36,6 +38,7 @@ impl Reports {
         self.asked = false;
         if let Some(intake) = report.muster.get("intake")
             && let Ok(intake) = Intake::deserialize(intake)
+            && self.intake.replace(intake) != Some(intake)
         {
             session.agents.registry.set_intake(session.server, intake);
         }
