@@ -20,7 +20,7 @@ pub(crate) enum SortKey {
     Disk,
     /// When a planned reboot is, ms since 1970.
     NextReboot,
-    /// Of when its platform is, ms since 1970.
+    /// When the platform that it runs was built, ms since 1970.
     Platform,
 }
 
@@ -43,7 +43,7 @@ impl Order {
         self.len
     }
 
-    /// The server's value is another one; NaN before if it had none, and after if it has none now.
+    /// Notes that a server's value changed; NaN stands for none.
     pub(crate) fn change(&mut self, slot: u32, before: f64, after: f64) {
         if before == after || before.is_nan() && after.is_nan() {
             return;
@@ -95,7 +95,7 @@ impl Order {
         }
     }
 
-    /// The servers with too small a value, as a function says that is true from some value on.
+    /// The servers whose value is not enough, the least first. `is_enough` holds from some value on.
     pub(crate) fn below(&self, is_enough: impl Fn(f64) -> bool) -> impl Iterator<Item = u32> {
         let entries = self.parts.iter().flat_map(|part| part.entries());
         entries.take_while(move |(value, _)| !is_enough(*value)).map(|(_, slot)| slot)
@@ -105,8 +105,8 @@ impl Order {
     pub(crate) fn span(&self, of: &SlotSet) -> Option<(f64, f64)> {
         let is_one = |(_, slot): &(f64, u32)| of.has(*slot);
         let (least, _) = self.parts.iter().flat_map(|part| part.entries()).find(is_one)?;
-        let last_first = self.parts.iter().rev().flat_map(|part| part.entries().rev());
-        Some((least, { last_first }.find(is_one)?.0))
+        let mut greatest_first = self.parts.iter().rev().flat_map(|part| part.entries().rev());
+        Some((least, greatest_first.find(is_one)?.0))
     }
 
     /// The distinct values, the least first.

@@ -5,7 +5,8 @@ use crate::order::{Levels, SortKey};
 use crate::run::Run;
 use crate::slot_set::SlotSet;
 
-/// If fewer than one of so many servers are left, they are sorted: the order of all costs each server.
+/// If less than this part of the servers is left, comparing those costs less than going through the order of
+/// all: one in so many.
 const FEW: usize = 8;
 
 impl Run<'_> {

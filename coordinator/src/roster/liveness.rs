@@ -244,14 +244,15 @@ impl Liveness {
         self.judge(server, now);
     }
 
-    /// When the server's last heartbeat came by the wall clock, for people; that it came is said besides.
+    /// Notes when a heartbeat came, by the wall clock, to be shown. It decides nothing: the sign of life is
+    /// [`Liveness::heard`] or [`Liveness::posted`].
     pub fn beat(&mut self, server: ServerUuid, at: Timestamp) {
         if let Some(heard) = self.servers.get_mut(&server) {
             heard.last_heartbeat = Some(at);
         }
     }
 
-    /// The server's wall clock minus ours, ms, for people.
+    /// Notes the server's wall clock minus ours, ms, to be shown.
     pub fn skewed(&mut self, server: ServerUuid, ms: Option<i64>) {
         if let Some(heard) = self.servers.get_mut(&server) {
             heard.clock_skew_ms = ms;

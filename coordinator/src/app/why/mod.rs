@@ -96,8 +96,11 @@ impl Why {
         let entry = self.fleet.get(server).filter(|entry| entry.record.is_some());
         let entry = entry.ok_or(AppError::ServerNotFound(server))?;
         let now = self.ctx.parts.clock.monotonic();
-        let standing = self.roster.lock().standing(server, now);
-        let last_heartbeat = self.roster.lock().last_heartbeat(server);
+        let (standing, last_heartbeat, clock_skew_ms) = {
+            let roster = self.roster.lock();
+            let standing = roster.standing(server, now);
+            (standing, roster.last_heartbeat(server), roster.clock_skew_ms(server))
+        };
         let agent = self.agents.info(server);
         let open = self.tasks.table.of_server(server);
         let waiting_for = match (&agent, standing) {
@@ -136,7 +139,7 @@ impl Why {
             "via": roster.map(|r| r.via),
             "authority": roster.map(|r| &r.authority),
             "status_writes_total": entry.status_writes,
-            "clock_skew_ms": self.roster.lock().clock_skew_ms(server),
+            "clock_skew_ms": clock_skew_ms,
             "agent": agent,
             "turned_away": turned_away,
             "remarks": entry.remarks,
