@@ -1,6 +1,8 @@
 //! Servers in the order of a value, kept ready: sorting would be the most expensive thing that an
 //! allocation does.
 
+use std::fmt::Debug;
+use std::ops::Add;
 use std::sync::Arc;
 
 use crate::slot_set::SlotSet;
@@ -122,59 +124,87 @@ impl Order {
         self.parts.iter().zip(before).map(|(part, last)| part.values.first().copied() == last)
     }
 
-    /// The level of each server, for slots below `capacity`.
-    pub(crate) fn levels(&self, capacity: usize) -> Levels {
-        let (mut firsts, mut count) = (Vec::new(), 0);
-        for (part, goes_on) in self.parts.iter().zip(self.goes_on()) {
-            let first = count - u32::from(goes_on);
-            firsts.push(first);
-            count = first + number(part.values.len());
-        }
-        let mut of = vec![count; capacity];
-        for (part, first) in self.parts.iter().zip(&firsts) {
-            for (slot, level) in part.slots.iter().zip(&part.levels) {
-                of[*slot as usize] = first + u32::from(*level);
-            }
-        }
-        Levels { of, firsts, count: count as usize }
-    }
-
     /// For each of these servers, its place once they are sorted; equal ones keep their order, and
-    /// those without a value come last. The set has the same servers, the levels are this order's.
-    pub(crate) fn ranks(
-        &self,
-        levels: &Levels,
-        slots: &[u32],
-        set: &SlotSet,
-        most_first: bool,
-    ) -> Vec<u32> {
-        let mut next = self.starts(levels, set);
-        if most_first {
-            let known = next[levels.count];
-            for level in 0..levels.count {
-                next[level] = known - next[level + 1];
-            }
+    /// those without a value come last. The set has the same servers.
+    pub(crate) fn ranks(&self, slots: &[u32], set: &SlotSet, most_first: bool) -> Vec<u32> {
+        // Lists are in any order, so each look is a wait for the memory unless all levels are in the
+        // processor's second cache.
+        if Levels::<u16>::fit(self) {
+            Levels::<u16>::of(self, set).ranks(slots, most_first)
+        } else {
+            Levels::<u32>::of(self, set).ranks(slots, most_first)
         }
-        let rank = |slot: &u32| {
-            let next = &mut next[levels.of(*slot)];
-            *next += 1;
-            *next - 1
-        };
-        slots.iter().map(rank).collect()
     }
 
-    /// By level: how many servers of a set have a lower one. Without a branch or a look at what is not
-    /// next in memory.
-    fn starts(&self, levels: &Levels, set: &SlotSet) -> Vec<u32> {
-        let (mut starts, mut count) = (vec![0; levels.count + 1], 0);
-        for (part, first) in self.parts.iter().zip(&levels.firsts) {
-            let after = &mut starts[*first as usize + 1..];
+    /// What follows from the value of each of these servers, or from NaN if it has none. The set has the
+    /// same servers.
+    pub(crate) fn map(&self, slots: &[u32], set: &SlotSet, f: impl Fn(f64) -> f64) -> Vec<f64> {
+        let by_level: Vec<f64> = self.values().chain([f64::NAN]).map(f).collect();
+        let change = |level: u32| by_level[level as usize];
+        if Levels::<u16>::fit(self) {
+            Levels::<u16>::of(self, set).each(slots, change).collect()
+        } else {
+            Levels::<u32>::of(self, set).each(slots, change).collect()
+        }
+    }
+}
+
+/// Of which of the distinct values, counted from the least, servers are. Those without a value come after
+/// all others.
+struct Levels<N> {
+    by_slot: Vec<N>,
+    /// By level: how many servers of the set have a lower one; then, how many have a value.
+    starts: Vec<u32>,
+}
+
+impl<N> Levels<N>
+where
+    N: Copy + From<u16> + TryFrom<u32, Error: Debug> + Into<u32> + Add<Output = N>,
+{
+    /// Whether there are few enough values.
+    fn fit(order: &Order) -> bool {
+        N::try_from(number(order.values().count())).is_ok()
+    }
+
+    fn of(order: &Order, set: &SlotSet) -> Self {
+        let narrow = |level: u32| N::try_from(level).expect("there are few enough");
+        let values = number(order.values().count());
+        let mut by_slot = vec![narrow(values); set.capacity()];
+        let mut starts = vec![0; values as usize + 1];
+        let (mut end, mut count) = (0, 0);
+        for (part, goes_on) in order.parts.iter().zip(order.goes_on()) {
+            let first = end - u32::from(goes_on);
+            end = first + number(part.values.len());
+            let (first, after) = (narrow(first), &mut starts[first as usize + 1..]);
+            // Without a branch, which a processor would have to guess.
             for (slot, level) in part.slots.iter().zip(&part.levels) {
+                by_slot[*slot as usize] = first + N::from(*level);
                 count += u32::from(set.has(*slot));
                 after[usize::from(*level)] = count;
             }
         }
-        starts
+        Self { by_slot, starts }
+    }
+
+    fn each<T>(&self, slots: &[u32], f: impl FnMut(u32) -> T) -> impl Iterator<Item = T> {
+        slots.iter().map(|slot| self.by_slot[*slot as usize].into()).map(f)
+    }
+
+    fn ranks(mut self, slots: &[u32], most_first: bool) -> Vec<u32> {
+        let mut next = std::mem::take(&mut self.starts);
+        let values = next.len() - 1;
+        if most_first {
+            let known = next[values];
+            for level in 0..values {
+                next[level] = known - next[level + 1];
+            }
+        }
+        let rank = |level: u32| {
+            let next = &mut next[level as usize];
+            *next += 1;
+            *next - 1
+        };
+        self.each(slots, rank).collect()
     }
 }
 
@@ -247,23 +277,6 @@ impl Part {
             self.values.remove(usize::from(gone));
             self.levels[place..].iter_mut().for_each(|level| *level -= 1);
         }
-    }
-}
-
-/// By slot: how many distinct values are less than the server's. Those without a value come after all
-/// others.
-#[derive(Clone, Debug)]
-pub(crate) struct Levels {
-    of: Vec<u32>,
-    /// Of each part's first server.
-    firsts: Vec<u32>,
-    /// How many there are.
-    count: usize,
-}
-
-impl Levels {
-    pub(crate) fn of(&self, slot: u32) -> usize {
-        self.of[slot as usize] as usize
     }
 }
 

@@ -1,6 +1,5 @@
 //! The state of one request while its expression is evaluated, and what algorithms share.
 
-use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -9,7 +8,6 @@ use uuid::Uuid;
 
 use crate::bits::Bits;
 use crate::findings::{Findings, Left, Vms};
-use crate::order::{Levels, SortKey};
 use crate::ratios::Ratios;
 use crate::reason::{Reason, Reasons};
 use crate::recent::Recent;
@@ -60,8 +58,6 @@ pub(crate) struct Run<'a> {
     pub(crate) recent: &'a Recent,
     pub(crate) rng: Rng,
     remaining: Arc<Remaining>,
-    /// By [`SortKey`]: made once somebody asks for it.
-    pub(crate) levels: [OnceCell<Levels>; SortKey::COUNT],
     /// Flags that all and that any of the servers had which the evaluation began with.
     bits: Bits,
     scores: Scores,
@@ -91,7 +87,6 @@ impl<'a> Run<'a> {
             recent,
             rng: Rng::new(seed),
             remaining: Arc::default(),
-            levels: Default::default(),
             bits: Bits::default(),
             scores: Scores::new(snapshot.capacity()),
             found: Findings::new(request),

@@ -48,13 +48,10 @@ pub(crate) fn buckets(
 /// Scores by a value, stretched over the weight. One that is not known counts as the least.
 pub(crate) fn normalize(run: &mut Run<'_>, key: SortKey, weight: f64) -> Reasons {
     let list = Arc::clone(run.list());
-    let changes = match run.levels(key) {
-        Some(levels) => {
-            let order = run.snapshot.order(key);
-            let change = stretch(order.span(run.remaining().set()), weight);
-            // The last is of those without a value.
-            let by_level: Vec<f64> = order.values().chain([f64::NAN]).map(change).collect();
-            list.iter().map(|slot| by_level[levels.of(*slot)]).collect()
+    let changes = match run.order(key) {
+        Some(order) => {
+            let set = run.remaining().set();
+            order.map(&list, set, stretch(order.span(set), weight))
         }
         None => {
             let value = |slot: &u32| run.value(*slot, key);

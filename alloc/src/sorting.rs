@@ -1,7 +1,7 @@
 //! The servers that are left, in the order of a value.
 
 use crate::findings::Left;
-use crate::order::{Levels, SortKey};
+use crate::order::{Order, SortKey};
 use crate::run::Run;
 use crate::slot_set::SlotSet;
 
@@ -10,19 +10,15 @@ use crate::slot_set::SlotSet;
 const FEW: usize = 8;
 
 impl Run<'_> {
-    /// The levels of all servers; `None` if the request sees other values than the snapshot, or if few
+    /// The order of all servers; `None` if the request sees other values than the snapshot, or if few
     /// servers are left.
-    pub(crate) fn levels(&self, key: SortKey) -> Option<&Levels> {
+    pub(crate) fn order(&self, key: SortKey) -> Option<&Order> {
         let fits = match key {
             SortKey::Cpu | SortKey::Ram | SortKey::Disk => matches!(self.found.left(), Left::Fast),
             SortKey::NextReboot | SortKey::Platform => self.uses_sums(),
         };
         let order = self.snapshot.order(key);
-        if !fits || self.remaining().len() < order.len() / FEW {
-            return None;
-        }
-        let levels = || order.levels(self.snapshot.capacity());
-        Some(self.levels[key as usize].get_or_init(levels))
+        (fits && self.remaining().len() >= order.len() / FEW).then_some(order)
     }
 
     /// A server's value; NaN if there is none.
@@ -38,8 +34,8 @@ impl Run<'_> {
     /// For each of these servers, its place once they are sorted; equal ones keep their order, and
     /// those without a value come last. The set has the same servers.
     fn ranks_of(&self, slots: &[u32], set: &SlotSet, key: SortKey, most_first: bool) -> Vec<u32> {
-        if let Some(levels) = self.levels(key) {
-            return self.snapshot.order(key).ranks(levels, slots, set, most_first);
+        if let Some(order) = self.order(key) {
+            return order.ranks(slots, set, most_first);
         }
         let value = |slot: &u32| {
             let value = self.value(*slot, key);

@@ -35,11 +35,11 @@ fn check(order: &Order, values: &[f64]) {
 /// Ranks by levels against the places that comparing gives.
 fn ranks_are_places(order: &Order, values: &[f64], list: &[u32]) {
     let capacity = values.len().div_ceil(64) * 64;
-    let (levels, set) = (order.levels(capacity), SlotSet::of(list, capacity));
+    let set = SlotSet::of(list, capacity);
     for most_first in [false, true] {
         let key =
             |slot: u32| if most_first { -values[slot as usize] } else { values[slot as usize] };
-        let ranks = order.ranks(&levels, list, &set, most_first);
+        let ranks = order.ranks(list, &set, most_first);
         let places = places_by(list, |slot| key(*slot));
         assert!(places.map(|place| ranks[place]).eq((0..).take(list.len())), "{most_first}");
     }
@@ -65,6 +65,17 @@ fn the_zeros_are_one_value() {
     order.change(1, -0.0, 0.0);
     order.change(1, 0.0, f64::NAN);
     check(&order, &[0.0, f64::NAN, 1.0, 0.0, -1.0]);
+}
+
+#[test]
+fn there_may_be_as_many_values_as_servers() {
+    // As many as fit in two bytes, and one more.
+    for count in [65_535_u32, 65_536] {
+        let values: Vec<f64> =
+            (0..count).map(|slot| f64::from(slot.wrapping_mul(40_503))).collect();
+        let list: Vec<u32> = (0..count).rev().collect();
+        ranks_are_places(&order_of(&values), &values, &list);
+    }
 }
 
 #[test]
