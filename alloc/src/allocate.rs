@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::explain::{Explanation, Inputs, Notes};
 use crate::expr::Expr;
 use crate::findings::Left;
-use crate::outcome::{Choice, Outcome, Step};
+use crate::outcome::{Choice, Outcome, Step, in_order};
 use crate::reason::Reasons;
 use crate::recent::Recent;
 use crate::remaining::Remaining;
@@ -145,6 +145,7 @@ impl<'a> Evaluation<'a> {
         let remaining = Arc::clone(self.run.remaining());
         self.steps = vec![Step { algorithm: None, remaining, reasons: Reasons::None }];
         self.evaluate(&config.expr);
+        in_order(&mut self.steps);
         let run = &self.run;
         let chosen = if config.first_wins { first(run) } else { best(run) };
         let server = chosen.map(|(slot, score)| Choice {
@@ -243,7 +244,8 @@ pub fn capacity(
     for algorithm in CAPACITY {
         evaluation.execute(algorithm);
     }
-    let Evaluation { mut run, steps, .. } = evaluation;
+    let Evaluation { mut run, mut steps, .. } = evaluation;
+    in_order(&mut steps);
     let name = |slot: &u32| snapshot.server(*slot).name.clone();
     let capacities = run.list().iter().map(|slot| (name(slot), run.left(*slot))).collect();
     let (snapshot, scores) = (Arc::clone(snapshot), run.take_scores());

@@ -175,7 +175,7 @@ impl Outcome {
             Reasons::Skip(text) => mix_text(mix(hash, 2), text),
             Reasons::Loaded => mix(hash, 3),
             Reasons::Scored(scored) => self.mix_scored(hash, scored),
-            Reasons::Each { each, shared, all } => {
+            Reasons::Each { each, shared, all, .. } => {
                 let mut hash = shared.iter().chain(all).fold(mix(hash, 5), |h, t| mix_text(h, t));
                 for (slot, reason) in each {
                     hash = mix_reason(mix(hash, self.id(*slot)), reason);

@@ -10,6 +10,7 @@ use crate::remaining::Remaining;
 use crate::scores::Scores;
 use crate::server::Unreserved;
 use crate::server_name::ServerName;
+use crate::slot_set::SlotSet;
 use crate::snapshot::Snapshot;
 
 /// How much of the steps to render.
@@ -52,6 +53,43 @@ impl Step {
     #[must_use]
     pub fn remaining_count(&self) -> usize {
         self.remaining.len()
+    }
+
+    /// The list of which the order is the reasons', if they are not in it yet.
+    fn unordered(&self) -> Option<&Arc<Vec<u32>>> {
+        let Reasons::Each { in_order: false, .. } = &self.reasons else { return None };
+        Some(self.remaining.order())
+    }
+}
+
+/// Puts the reasons of servers that were removed in the order in which the servers were. Once a decision
+/// is made, so that all that were removed from one list are found in one look at it.
+pub(crate) fn in_order(steps: &mut [Step]) {
+    while let Some(order) = steps.iter().find_map(|step| step.unordered().map(Arc::clone)) {
+        let mut servers = SlotSet::none(steps[0].remaining.set().capacity());
+        let mut reasons = Vec::new();
+        for (place, step) in steps.iter_mut().enumerate() {
+            let is_in_order = step.unordered().is_some_and(|other| Arc::ptr_eq(other, &order));
+            let Reasons::Each { each, in_order, .. } = &mut step.reasons else { continue };
+            // What was removed again, in another branch of an `or`, is for another look.
+            if is_in_order && !each.iter().any(|(slot, _)| servers.has(*slot)) {
+                *in_order = true;
+                each.iter().for_each(|(slot, _)| servers.insert(*slot));
+                let taken = std::mem::take(each).into_iter();
+                reasons.extend(taken.map(|(slot, reason)| (place, slot, Some(reason))));
+            }
+        }
+        let rank = servers.ranks();
+        let mut by_rank = vec![0; reasons.len()];
+        for (found, (_, slot, _)) in reasons.iter().enumerate() {
+            by_rank[rank(*slot)] = found;
+        }
+        for slot in servers.of_list(&order) {
+            let (place, _, reason) = &mut reasons[by_rank[rank(slot)]];
+            if let Reasons::Each { each, .. } = &mut steps[*place].reasons {
+                each.extend(reason.take().map(|reason| (slot, reason)));
+            }
+        }
     }
 }
 
@@ -186,5 +224,44 @@ impl Outcome {
         }
         let name = |slot| self.snapshot.server(slot).name.clone();
         best.into_iter().map(|(score, slot)| (name(slot), score)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reason::Reason;
+
+    /// A step that removes servers from others, for reasons that come in this order.
+    fn without(before: &Remaining, gone: &[u32]) -> Step {
+        let reasons = gone.iter().map(|slot| (*slot, Reason::Count(*slot)));
+        let reasons = Reasons::removed(reasons.collect());
+        let remaining = Arc::new(before.without(gone.iter().copied()));
+        Step { algorithm: None, remaining, reasons }
+    }
+
+    fn reasons(step: &Step) -> Vec<u32> {
+        let Reasons::Each { each, in_order, .. } = &step.reasons else { return Vec::new() };
+        let fits = |(slot, why): &(u32, Reason)| matches!(why, Reason::Count(n) if n == slot);
+        assert!(*in_order && each.iter().all(fits));
+        each.iter().map(|(slot, _)| *slot).collect()
+    }
+
+    #[test]
+    fn reasons_are_in_the_order_of_the_list() {
+        let all = Remaining::new(vec![70, 3, 9, 64, 1, 5], 128);
+        let first = without(&all, &[1, 3]);
+        let second = without(&first.remaining, &[64]);
+        // The other branch of an `or`.
+        let other = without(&first.remaining, &[5, 64, 70]);
+        let sorted = Remaining::new(vec![5, 9, 70], 128);
+        let last = without(&sorted, &[70, 5]);
+        let told = Reasons::each(vec![(9, Reason::Count(9)), (5, Reason::Count(5))]);
+        let told = Step { algorithm: None, remaining: Arc::new(sorted), reasons: told };
+        let none = Step { reasons: Reasons::None, ..first.clone() };
+        let mut steps = [none, first, second, other, last, told];
+        in_order(&mut steps);
+        let found: Vec<Vec<u32>> = steps.iter().map(reasons).collect();
+        assert_eq!(found, [vec![], vec![3, 1], vec![64], vec![70, 64, 5], vec![5, 70], vec![9, 5]]);
     }
 }

@@ -43,7 +43,14 @@ pub(crate) enum Reasons {
     /// Changes of the scores.
     Scored(Scored),
     /// Server by server, and one for all under `*`.
-    Each { each: Vec<(u32, Reason)>, shared: Vec<String>, all: Option<String> },
+    Each {
+        each: Vec<(u32, Reason)>,
+        shared: Vec<String>,
+        all: Option<String>,
+        /// Whether they are in their order, which [`in_order`](crate::outcome::in_order) gives those of
+        /// servers that were removed: that of the list.
+        in_order: bool,
+    },
 }
 
 impl Reasons {
@@ -52,21 +59,31 @@ impl Reasons {
     }
 
     pub(crate) fn each(each: Vec<(u32, Reason)>) -> Self {
-        Self::with_shared(each, Vec::new())
+        Self::of(each, true)
     }
 
-    pub(crate) fn with_shared(each: Vec<(u32, Reason)>, shared: Vec<String>) -> Self {
-        if each.is_empty() { Self::None } else { Self::Each { each, shared, all: None } }
+    /// Of servers that are removed, each once, in any order.
+    pub(crate) fn removed(each: Vec<(u32, Reason)>) -> Self {
+        Self::of(each, false)
+    }
+
+    fn of(each: Vec<(u32, Reason)>, in_order: bool) -> Self {
+        if each.is_empty() {
+            return Self::None;
+        }
+        Self::Each { each, shared: Vec::new(), all: None, in_order }
     }
 
     pub(crate) fn all(text: String) -> Self {
-        Self::Each { each: Vec::new(), shared: Vec::new(), all: Some(text) }
+        Self::Each { each: Vec::new(), shared: Vec::new(), all: Some(text), in_order: true }
     }
 
     /// With the texts to which its [`Reason::Shared`] and figures refer.
     pub(crate) fn sharing(self, texts: Vec<String>) -> Self {
         match self {
-            Self::Each { each, all, .. } => Self::Each { each, shared: texts, all },
+            Self::Each { each, all, in_order, .. } => {
+                Self::Each { each, shared: texts, all, in_order }
+            }
             other => other,
         }
     }

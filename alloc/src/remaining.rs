@@ -10,8 +10,6 @@ use crate::slot_set::SlotSet;
 pub(crate) struct Remaining {
     /// Those that are left, and maybe others between them.
     order: Arc<Vec<u32>>,
-    /// By slot, its place in the order; made once somebody asks for it.
-    places: Arc<OnceLock<Vec<u32>>>,
     left: SlotSet,
     len: usize,
     list: OnceLock<Arc<Vec<u32>>>,
@@ -27,19 +25,15 @@ impl Remaining {
     /// As [`Remaining::new`], of whom the set is known already.
     pub(crate) fn of(list: Vec<u32>, left: SlotSet) -> Self {
         let len = list.len();
-        Self { order: Arc::new(list), places: Arc::default(), left, len, list: OnceLock::new() }
+        Self { order: Arc::new(list), left, len, list: OnceLock::new() }
     }
 
     /// Without some of them.
     pub(crate) fn without(&self, gone: impl Iterator<Item = u32>) -> Self {
         let mut left = self.left.clone();
         gone.for_each(|slot| left.remove(slot));
-        let (order, places) = match self.list.get() {
-            Some(list) if !Arc::ptr_eq(list, &self.order) => (list, Arc::default()),
-            _ => (&self.order, Arc::clone(&self.places)),
-        };
-        let order = Arc::clone(order);
-        let remaining = Self { order, places, len: left.len(), left, list: OnceLock::new() };
+        let order = Arc::clone(self.list.get().unwrap_or(&self.order));
+        let remaining = Self { order, len: left.len(), left, list: OnceLock::new() };
         if remaining.len < remaining.order.len() / 2 {
             // Those that are gone would cost every later look at the order.
             remaining.list();
@@ -75,30 +69,13 @@ impl Remaining {
             if self.len == self.order.len() {
                 return Arc::clone(&self.order);
             }
-            let mut list = vec![0; self.len + 1];
-            let mut end = 0;
-            for slot in self.order.iter() {
-                // Without a branch, which a processor would have to guess.
-                list[end] = *slot;
-                end += usize::from(self.has(*slot));
-            }
-            list.truncate(self.len);
-            Arc::new(list)
+            Arc::new(self.left.of_list(&self.order))
         })
     }
 
-    /// Some of the slots, given in any order, in the order in which they are here.
-    pub(crate) fn in_order(&self, slots: impl Iterator<Item = u32>) -> Vec<u32> {
-        let places = self.places.get_or_init(|| {
-            let mut places = vec![0; self.left.capacity()];
-            for (place, slot) in (0..).zip(self.order.iter()) {
-                places[*slot as usize] = place;
-            }
-            places
-        });
-        let places: Vec<u32> = slots.map(|slot| places[slot as usize]).collect();
-        let places = SlotSet::of(&places, self.order.len());
-        places.iter().map(|place| self.order[place as usize]).collect()
+    /// The order in which the servers are that are left, and in which those were that were removed last.
+    pub(crate) fn order(&self) -> &Arc<Vec<u32>> {
+        &self.order
     }
 
     /// Whether the servers and their order are the same.
@@ -122,7 +99,7 @@ mod tests {
         assert!(most.is_same(&Remaining::new(vec![70, 3, 64], 128)));
         assert!(!most.is_same(&Remaining::new(vec![3, 70, 64], 128)) && !most.is_same(&few));
         assert!(Arc::ptr_eq(all.list(), all.list()) && all.has(9) && !few.has(9));
-        assert_eq!(most.in_order([3, 64, 70].into_iter()), [70, 3, 64]);
-        assert_eq!(few.in_order([3].into_iter()), [3]);
+        let order = few.order().iter().copied();
+        assert!(order.filter(|slot| [70, 64].contains(slot)).eq([70, 64]));
     }
 }

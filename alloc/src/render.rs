@@ -239,7 +239,7 @@ impl Serialize for ReasonsView<'_> {
                     map.serialize_entry(names.get(slot), &out)?;
                 }
             }
-            Reasons::Each { each, shared, all } => {
+            Reasons::Each { each, shared, all, .. } => {
                 for (slot, reason) in each {
                     let uuid = names.get(*slot);
                     match reason {

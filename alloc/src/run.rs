@@ -217,10 +217,9 @@ impl<'a> Run<'a> {
         self.remove(removed)
     }
 
-    /// Removes servers that are left; returns those that were left before.
-    pub(crate) fn without(&mut self, gone: impl Iterator<Item = u32>) -> Arc<Remaining> {
-        let left = Arc::new(self.remaining.without(gone));
-        std::mem::replace(&mut self.remaining, left)
+    /// Removes servers that are left.
+    pub(crate) fn without(&mut self, gone: impl Iterator<Item = u32>) {
+        self.remaining = Arc::new(self.remaining.without(gone));
     }
 
     /// [`Run::filter`] for algorithms that give no reasons.

@@ -14,11 +14,9 @@ pub(crate) struct SlotSet(Vec<u64>);
 impl SlotSet {
     /// These slots, all below `capacity`.
     pub(crate) fn of(slots: &[u32], capacity: usize) -> Self {
-        let mut words = vec![0_u64; capacity.div_ceil(WORD)];
-        for slot in slots {
-            words[*slot as usize / WORD] |= 1 << (*slot as usize % WORD);
-        }
-        Self(words)
+        let mut set = Self::none(capacity);
+        slots.iter().for_each(|slot| set.insert(*slot));
+        set
     }
 
     /// The slots that a function says, word by word.
@@ -28,6 +26,15 @@ impl SlotSet {
 
     pub(crate) fn has(&self, slot: u32) -> bool {
         self.0[slot as usize / WORD] >> (slot as usize % WORD) & 1 != 0
+    }
+
+    /// None of the slots below `capacity`.
+    pub(crate) fn none(capacity: usize) -> Self {
+        Self(vec![0; capacity.div_ceil(WORD)])
+    }
+
+    pub(crate) fn insert(&mut self, slot: u32) {
+        self.0[slot as usize / WORD] |= 1 << (slot as usize % WORD);
     }
 
     pub(crate) fn remove(&mut self, slot: u32) {
@@ -54,6 +61,33 @@ impl SlotSet {
             }
         }
         slots
+    }
+
+    /// Those of a list that are in the set, which has no others, in the order of the list.
+    pub(crate) fn of_list(&self, list: &[u32]) -> Vec<u32> {
+        let len = self.len();
+        let (mut slots, mut end) = (vec![0; len + 1], 0);
+        for slot in list {
+            // Without a branch, which a processor would have to guess.
+            slots[end] = *slot;
+            end += usize::from(self.has(*slot));
+        }
+        slots.truncate(len);
+        slots
+    }
+
+    /// How many slots of the set are below a slot.
+    pub(crate) fn ranks(&self) -> impl Fn(u32) -> usize {
+        let mut below = 0;
+        let before = |word: &u64| {
+            below += word.count_ones() as usize;
+            below - word.count_ones() as usize
+        };
+        let before: Vec<usize> = self.0.iter().map(before).collect();
+        move |slot| {
+            let (word, bit) = (slot as usize / WORD, slot as usize % WORD);
+            before[word] + (self.0[word] & ((1 << bit) - 1)).count_ones() as usize
+        }
     }
 
     /// Slots that the set can have.
@@ -96,5 +130,8 @@ mod tests {
         let all = (0..set.words()).flat_map(|word| slots_of(word, set.word(word)));
         assert_eq!(all.collect::<Vec<_>>(), [0, 1, 63, 130, 191]);
         assert!(set.has(63) && !set.has(64) && !set.has(65));
+        set.insert(64);
+        assert_eq!(set.of_list(&[130, 7, 64, 191, 63, 1, 0]), [130, 64, 191, 63, 1, 0]);
+        assert!(slots.map(set.ranks()).into_iter().eq(0..slots.len()));
     }
 }

@@ -63,37 +63,24 @@ impl Run<'_> {
         gone
     }
 
-    /// Removes servers that are left, given in the order of slots; reasons are in the order of the
-    /// list.
-    pub(crate) fn remove(&mut self, mut removed: Vec<(u32, Option<Reason>)>) -> Reasons {
+    /// Removes servers that are left.
+    pub(crate) fn remove(&mut self, removed: Vec<(u32, Option<Reason>)>) -> Reasons {
         if removed.is_empty() {
             return Reasons::None;
         }
-        let before = self.without(removed.iter().map(|(slot, _)| *slot));
-        if removed.iter().all(|(_, reason)| reason.is_none()) {
-            return Reasons::None;
-        }
-        let gone = before.in_order(removed.iter().map(|(slot, _)| *slot));
-        let because = |slot| {
-            let place = removed.binary_search_by_key(&slot, |(slot, _)| *slot).ok()?;
-            Some((slot, removed[place].1.take()?))
-        };
-        Reasons::each(gone.into_iter().filter_map(because).collect())
+        self.without(removed.iter().map(|(slot, _)| *slot));
+        let because = |(slot, reason): (u32, Option<Reason>)| Some((slot, reason?));
+        Reasons::removed(removed.into_iter().filter_map(because).collect())
     }
 
     /// As [`Run::remove`], each with a reason that follows from the server.
     pub(crate) fn remove_because(
         &mut self,
-        gone: impl IntoIterator<Item = u32, IntoIter: Clone>,
+        gone: impl IntoIterator<Item = u32>,
         mut why: impl FnMut(u32) -> Reason,
     ) -> Reasons {
-        let gone = gone.into_iter();
-        if gone.clone().next().is_none() {
-            return Reasons::None;
-        }
-        let before = self.without(gone.clone());
-        let gone = before.in_order(gone).into_iter();
-        Reasons::each(gone.map(|slot| (slot, why(slot))).collect())
+        let because = |slot| (slot, Some(why(slot)));
+        self.remove(gone.into_iter().map(because).collect())
     }
 
     /// Keeps the servers that have so much of a resource left.

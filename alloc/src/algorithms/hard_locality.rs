@@ -66,7 +66,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if reasons.is_empty() && all.is_none() {
         return Reasons::None;
     }
-    Reasons::Each { each: reasons, shared: Vec::new(), all }
+    Reasons::Each { each: reasons, shared: Vec::new(), all, in_order: true }
 }
 
 /// Whether the server has the VM, whoever owns it: the reference asks only for the first one's

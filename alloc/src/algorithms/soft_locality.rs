@@ -41,7 +41,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if each.is_empty() && all.is_none() {
         return Reasons::None;
     }
-    Reasons::Each { each, shared: Vec::new(), all }
+    Reasons::Each { each, shared: Vec::new(), all, in_order: true }
 }
 
 const IGNORED: &str = "(ignored b/c non-strict)";

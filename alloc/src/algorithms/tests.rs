@@ -11,6 +11,7 @@ use super::*;
 use crate::algorithm::Kind;
 use crate::config::{Config, create_expression};
 use crate::fleet::Fleet;
+use crate::outcome::{Step, in_order};
 use crate::promises::Extra;
 use crate::recent::Recent;
 use crate::remaining::Remaining;
@@ -158,7 +159,10 @@ fn made(mut run: Run<'_>, before: &[&Algorithm], algorithm: &Algorithm, sums: bo
         (earlier.run)(&mut run);
     }
     let (list, scores) = (run.list().to_vec(), run.scores().by_slot().to_vec());
-    let reasons = format!("{:?}", (algorithm.run)(&mut run));
+    let reasons = (algorithm.run)(&mut run);
+    let mut steps = [Step { algorithm: None, remaining: Arc::clone(run.remaining()), reasons }];
+    in_order(&mut steps);
+    let reasons = format!("{:?}", steps[0].reasons);
     changes_what_it_may(algorithm, (&list, &scores), (run.list(), run.scores().by_slot()));
     let left = run.list().iter().map(|slot| format!("{:?}", run.left(*slot))).collect();
     Made { list: run.list().to_vec(), score: run.scores().by_slot().to_vec(), reasons, left }

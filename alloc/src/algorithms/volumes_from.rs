@@ -46,7 +46,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         let Some(home) = found else {
             run.leave(Vec::new());
             let all = Some(format!("Error loading VM {required}: VM not found"));
-            return Reasons::Each { each, shared: texts, all };
+            return Reasons::Each { each, shared: texts, all, in_order: true };
         };
         texts.push(format!("VM needs volumes from {required}, which was not found on server"));
         let removed = run.list().iter().filter(|slot| **slot != home);
@@ -54,5 +54,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
         run.keep(|_, slot| slot == home);
     }
     run.leave(run.list().iter().copied().take(1).collect());
-    Reasons::with_shared(each, texts)
+    Reasons::each(each).sharing(texts)
 }
