@@ -196,9 +196,9 @@ pub(crate) struct Promises {
     /// How many open tickets with figures each VM has.
     ticketed: BTreeMap<Uuid, usize>,
     reservations: BTreeMap<Uuid, Reservation>,
-    /// By server, for each VM with a reservation there. A server may have hundreds, and all are read
-    /// with each change of one.
-    reserved_on: BTreeMap<ServerName, BTreeMap<Uuid, Promise>>,
+    /// By server, for each VM with a reservation there, in the order of their uuids. A server may have
+    /// hundreds, and all are read with each change of one; most have few.
+    reserved_on: BTreeMap<ServerName, Vec<Promise>>,
 }
 
 impl Promises {
@@ -251,7 +251,10 @@ impl Promises {
         let mut touched = self.release(vm);
         let promise = Promise::new(vm, &extra);
         self.reservations.insert(vm, Reservation { server: server.clone(), extra });
-        self.reserved_on.entry(server.clone()).or_default().insert(vm, promise);
+        let on = self.reserved_on.entry(server.clone()).or_default();
+        // What was reserved for it before is released.
+        on.reserve_exact(1);
+        on.insert(on.partition_point(|other| other.vm.uuid < vm), promise);
         touched.push(server.clone());
         touched
     }
@@ -262,7 +265,7 @@ impl Promises {
             return Vec::new();
         };
         if let Some(on) = self.reserved_on.get_mut(&server) {
-            on.remove(&vm);
+            on.retain(|promise| promise.vm.uuid != vm);
             if on.is_empty() {
                 self.reserved_on.remove(&server);
             }
@@ -310,9 +313,12 @@ impl Promises {
         let before = promised.disk;
         if let Some(reserved) = self.reserved_on.get(server) {
             // Hardly any: a reservation ends when its server shows the VM.
-            let shown: Vec<_> = shown.iter().filter(|vm| reserved.contains_key(vm)).collect();
+            let is_reserved =
+                |vm: &&Uuid| reserved.binary_search_by_key(*vm, |on| on.vm.uuid).is_ok();
+            let shown: Vec<_> = shown.iter().filter(is_reserved).collect();
             promised.vms.reserve_exact(reserved.len());
-            for (vm, promise) in reserved {
+            for promise in reserved {
+                let vm = &promise.vm.uuid;
                 if !shown.contains(&vm) && !self.ticketed.contains_key(vm) {
                     promised.add(promise);
                 }
