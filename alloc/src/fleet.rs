@@ -14,7 +14,7 @@ use crate::fingerprint::server_id;
 use crate::news::{News, NoUuid};
 use crate::num::display;
 use crate::order::SortKey;
-use crate::owners;
+use crate::owners::{self, OwnerSlots};
 use crate::persist::{Classes, ShardMap};
 use crate::promises::{Extra, Promised, Promises, Ticket};
 use crate::ratios::RatioPolicy;
@@ -458,19 +458,8 @@ impl Fleet {
     }
 
     fn set_owner(&mut self, owner: Uuid, slot: u32, count: Option<u32>) {
-        self.current.owners.update(
-            owner,
-            |slots| {
-                let slots = Arc::make_mut(slots);
-                match (slots.binary_search_by_key(&slot, |(slot, _)| *slot), count) {
-                    (Ok(i), Some(count)) => slots[i].1 = count,
-                    (Ok(i), None) => drop(slots.remove(i)),
-                    (Err(i), Some(count)) => slots.insert(i, (slot, count)),
-                    (Err(_), None) => {}
-                }
-            },
-            |slots| slots.is_empty(),
-        );
+        let owners = &mut self.current.owners;
+        owners.update(owner, |slots| slots.set(slot, count), OwnerSlots::is_empty);
     }
 }
 

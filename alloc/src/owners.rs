@@ -1,4 +1,4 @@
-//! How many VMs of an owner a server has, from one of its states to the next.
+//! How many VMs of an owner servers have, and how that changes from one state of a server to the next.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,6 +7,53 @@ use uuid::Uuid;
 
 use crate::server::Server;
 use crate::vm::Vm;
+
+/// Most servers of a part: an owner may have VMs on all of a large fleet, and each snapshot that is kept
+/// has its own copy of a part that changed.
+const PART: usize = 256;
+
+/// The servers that have VMs of an owner, in the order of slots, and how many of these count there,
+/// promises included.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OwnerSlots(Arc<[Part]>);
+
+type Part = Arc<[(u32, u32)]>;
+
+impl OwnerSlots {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.0.iter().flat_map(|part| part.iter().copied())
+    }
+
+    /// Notes how many of the owner's VMs count on a server; `None` if it has none there.
+    pub(crate) fn set(&mut self, slot: u32, count: Option<u32>) {
+        let ends_before = |part: &Part| part.last().is_some_and(|(last, _)| *last < slot);
+        let at = self.0.partition_point(ends_before).min(self.0.len().saturating_sub(1));
+        let (before, rest) = self.0.split_at(at);
+        let (changed, mut after) = rest.split_at(rest.len().min(1));
+        let mut changed = changed.concat();
+        match (changed.binary_search_by_key(&slot, |(slot, _)| *slot), count) {
+            (Ok(at), Some(count)) => changed[at].1 = count,
+            (Ok(at), None) => drop(changed.remove(at)),
+            (Err(at), Some(count)) => changed.insert(at, (slot, count)),
+            (Err(_), None) => return,
+        }
+        // Parts that only ever got smaller would become as many as there are servers.
+        if let Some((next, others)) = after.split_first()
+            && changed.len() + next.len() <= PART / 2
+        {
+            changed.extend_from_slice(next);
+            after = others;
+        }
+        let parts = changed.len().div_ceil(PART).max(1);
+        let changed = changed.chunks(changed.len().div_ceil(parts).max(1)).map(Part::from);
+        let (before, after) = (before.iter().cloned(), after.iter().cloned());
+        self.0 = before.chain(changed).chain(after).collect();
+    }
+}
 
 /// How many of an owner's VMs count on a server; `None` if it has none there, counted or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,7 +131,42 @@ mod tests {
         server
     }
 
+    fn in_slots(slots: &OwnerSlots) -> Vec<(u32, u32)> {
+        assert!(slots.0.iter().all(|part| (1..=PART).contains(&part.len())));
+        slots.iter().collect()
+    }
+
+    #[test]
+    fn few_servers_that_are_left_are_one_part() {
+        let mut slots = OwnerSlots::default();
+        let all: Vec<(u32, u32)> = (0..2_000).map(|slot| (slot * 7 % 2_000, slot)).collect();
+        all.iter().for_each(|(slot, count)| slots.set(*slot, Some(*count)));
+        let (whole, parts) = (slots.clone(), slots.0.len());
+        assert!((8..=16).contains(&parts), "{parts} parts");
+        all[20..].iter().for_each(|(slot, _)| slots.set(*slot, None));
+        assert_eq!((slots.0.len(), in_slots(&slots).len()), (1, 20));
+        assert_eq!(in_slots(&whole).len(), 2_000, "one that is kept stays as it was");
+        all.iter().for_each(|(slot, _)| slots.set(*slot, None));
+        assert!(slots.is_empty());
+    }
+
     proptest! {
+        #[test]
+        fn owners_have_vms_where_it_was_said(
+            changes in proptest::collection::vec((0..900_u32, proptest::option::of(0..9_u32)), 0..3_000),
+        ) {
+            let (mut slots, mut known) = (OwnerSlots::default(), BTreeMap::new());
+            for (slot, count) in changes {
+                slots.set(slot, count);
+                match count {
+                    Some(count) => drop(known.insert(slot, count)),
+                    None => drop(known.remove(&slot)),
+                }
+                prop_assert_eq!(slots.is_empty(), known.is_empty());
+            }
+            prop_assert!(in_slots(&slots).into_iter().eq(known));
+        }
+
         #[test]
         fn what_changed_is_what_counting_anew_says(
             vms in proptest::collection::vec((1..4_u128, any::<bool>()), 12),

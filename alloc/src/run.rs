@@ -340,10 +340,10 @@ impl<'a> Run<'a> {
         let owner = self.request.vm.owner;
         let slots = self.snapshot.owner_slots(owner);
         if self.is_fast() {
-            return slots.iter().copied().filter(|(_, n)| *n > 0).collect();
+            return slots.filter(|(_, n)| *n > 0).collect();
         }
         let candidates: std::collections::BTreeSet<u32> =
-            slots.iter().map(|(slot, _)| *slot).chain(self.found.extra_slots()).collect();
+            slots.map(|(slot, _)| slot).chain(self.found.extra_slots()).collect();
         candidates
             .into_iter()
             .map(|slot| {

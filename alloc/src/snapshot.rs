@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::flags::Flags;
 use crate::order::{Order, SortKey};
+use crate::owners::OwnerSlots;
 use crate::persist::ShardMap;
 use crate::promises::DiskPromise;
 use crate::ratios::{RatioPolicy, Ratios};
@@ -51,9 +52,6 @@ impl Chunk {
         &self.values[key as usize]
     }
 }
-
-/// Where an owner has VMs: per slot, how many of them count (promises included); slots in order.
-pub(crate) type OwnerSlots = Arc<Vec<(u32, u32)>>;
 
 /// The servers at one moment.
 #[derive(Clone, Debug)]
@@ -221,9 +219,9 @@ impl Snapshot {
         (0..self.words()).flat_map(|word| slots_of(word, self.flagged(word, flag::USED)))
     }
 
-    /// Where the owner has VMs, in slot order.
-    pub(crate) fn owner_slots(&self, owner: Uuid) -> &[(u32, u32)] {
-        self.owners.get(owner).map_or(&[], |slots| slots.as_slice())
+    /// Where the owner has VMs, in the order of slots, and how many of them count there.
+    pub(crate) fn owner_slots(&self, owner: Uuid) -> impl Iterator<Item = (u32, u32)> {
+        self.owners.get(owner).into_iter().flat_map(OwnerSlots::iter)
     }
 
     /// The ratios in force for a server under a policy.

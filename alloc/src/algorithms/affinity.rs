@@ -53,9 +53,9 @@ fn run(run: &mut Run<'_>) -> Reasons {
 /// The owner's VMs anywhere, also on servers that earlier steps removed.
 fn owned_vms<'a>(run: &Run<'a>) -> Vec<&'a Vm> {
     let (snapshot, owner) = (run.snapshot, run.request.vm.owner);
-    let slots = snapshot.owner_slots(owner).iter();
+    let slots = snapshot.owner_slots(owner);
     slots
-        .flat_map(|(slot, _)| snapshot.server(*slot).vms.iter())
+        .flat_map(|(slot, _)| snapshot.server(slot).vms.iter())
         .map(AsRef::as_ref)
         .filter(|vm| vm.owner == owner)
         .collect()
