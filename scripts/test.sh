@@ -79,7 +79,9 @@ roomy_tmp() {
 stage "setup" scripts/setup.sh test || finish
 stage "guest image" scripts/build-guest-image.sh || finish
 stage "build" cargo build --workspace --all-targets --locked || finish
-stage "foundation: units" nextest -E 'not package(muster-tests)'
+# Most of these wait more than they compute: for timers, for syncs of files, for guests.
+units() { nextest --test-threads "$(($(nproc) * 5 / 2))" -E 'not package(muster-tests)'; }
+stage "foundation: units" units
 stage "foundation: documentation" cargo test -q --doc --workspace --locked
 simulation() {
     # Thousands of seeds are worth an optimized build; it keeps the checks of a debug build.

@@ -151,6 +151,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
         #[test]
         fn owners_have_vms_where_it_was_said(
             changes in proptest::collection::vec((0..900_u32, proptest::option::of(0..9_u32)), 0..3_000),
@@ -166,7 +167,9 @@ mod tests {
             }
             prop_assert!(in_slots(&slots).into_iter().eq(known));
         }
+    }
 
+    proptest! {
         #[test]
         fn what_changed_is_what_counting_anew_says(
             vms in proptest::collection::vec((1..4_u128, any::<bool>()), 12),
