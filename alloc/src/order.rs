@@ -149,8 +149,8 @@ impl Order {
     }
 }
 
-/// Of which of the distinct values, counted from the least, servers are. Those without a value come after
-/// all others.
+/// The levels of servers: how many distinct values are less than a server's. Those without a value come
+/// after all others.
 struct Levels<N> {
     by_slot: Vec<N>,
     /// By level: how many servers of the set have a lower one; then, how many have a value.

@@ -69,10 +69,10 @@ pub(crate) fn in_order(steps: &mut [Step]) {
         let mut servers = SlotSet::none(steps[0].remaining.set().capacity());
         let mut reasons = Vec::new();
         for (place, step) in steps.iter_mut().enumerate() {
-            let is_in_order = step.unordered().is_some_and(|other| Arc::ptr_eq(other, &order));
+            let is_of_list = step.unordered().is_some_and(|list| Arc::ptr_eq(list, &order));
             let Reasons::Each { each, in_order, .. } = &mut step.reasons else { continue };
             // What was removed again, in another branch of an `or`, is for another look.
-            if is_in_order && !each.iter().any(|(slot, _)| servers.has(*slot)) {
+            if is_of_list && !each.iter().any(|(slot, _)| servers.has(*slot)) {
                 *in_order = true;
                 each.iter().for_each(|(slot, _)| servers.insert(*slot));
                 let taken = std::mem::take(each).into_iter();
