@@ -261,9 +261,11 @@ async fn serve(config: &Config, log: LogControl) -> anyhow::Result<()> {
     let mut hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
     let store_tasks = TaskTracker::new();
     let parts = open_parts(config, &store_tasks).await?;
+    let clock = parts.clock.clone();
     let running = Coordinator::start(config, parts, Some(log)).await?;
     announce(&running)?;
-    let _memory = AbortOnDropHandle::new(tokio::spawn(huge_pages::keep(&OsThreads)));
+    let memory = async move { huge_pages::keep(&OsThreads, &*clock).await };
+    let _memory = AbortOnDropHandle::new(tokio::spawn(memory));
     let watchdog = sd_notify::watchdog_enabled();
     let mut beat = tokio::time::interval(watchdog.map_or(Duration::from_hours(1), |w| w / 3));
     let failed = loop {

@@ -18,6 +18,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::unistd::{SysconfVar, sysconf};
 
+use crate::clock::Clock;
 use crate::threads::{Threads, compute};
 use crate::units::MIB;
 
@@ -25,19 +26,20 @@ use crate::units::MIB;
 const PERIOD: Duration = Duration::from_mins(1);
 /// Processes with less memory gain nothing, bytes.
 const SMALLEST: u64 = 256 * MIB;
-/// Huge pages that one call makes: page faults of other threads wait for each.
-const AT_A_TIME: usize = 4;
-/// Time between two calls.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Pause after each huge page, by the time that it took: so this takes one part in twenty of a processor
+/// at most, and page faults of other threads seldom find it at work. All memory of a large process at once
+/// would take a whole one for seconds.
+const PAUSE: u32 = 19;
 /// One in so many of a huge page's pages may be missing; they take memory afterwards.
 const MISSING: usize = 16;
+const PAGEMAP: &str = "/proc/self/pagemap";
 /// Bytes of an entry of `/proc/PID/pagemap`, and the bit that says that the page is in memory.
 const ENTRY: usize = 8;
 const PRESENT: u64 = 1 << 63;
 
 /// Moves this process's memory into huge pages from time to time, for as long as it is polled. Ends
 /// where there are none. At everybody's priority: page faults of other threads wait for it.
-pub async fn keep(threads: &dyn Threads) {
+pub async fn keep(threads: &dyn Threads, clock: &dyn Clock) {
     let Some(sizes) = Sizes::of_system() else { return };
     loop {
         tokio::time::sleep(PERIOD).await;
@@ -45,17 +47,21 @@ pub async fn keep(threads: &dyn Threads) {
             Ok(filled) => filled,
             Err(error) => return tracing::debug!(%error, "cannot look at the memory's pages"),
         };
-        for range in filled {
-            match compute(threads, move || collapse(range)).await {
-                // Linux before 6.1 doesn't know it, a sandbox may refuse it, or this memory is now
-                // used for something else: the rest would fail as well, or can wait.
-                Err(error @ (Errno::EINVAL | Errno::EPERM | Errno::ENOSYS)) => {
-                    tracing::debug!(%error, "the kernel makes no huge pages");
-                    break;
-                }
-                // Memory changes meanwhile, or there is no room in one piece; next time, then.
-                Ok(()) | Err(_) => tokio::time::sleep(PAUSE).await,
+        for start in filled {
+            let before = clock.monotonic();
+            let moved = compute(threads, move || collapse(start, sizes)).await;
+            let taken = clock.monotonic().saturating_sub(before);
+            // Memory may have changed meanwhile, or there is no room in one piece; next time, then. Linux
+            // before 6.1 doesn't know it and a sandbox may refuse it: the rest would fail as well.
+            if let Err(error) = moved
+                && [libc::EINVAL, libc::EPERM, libc::ENOSYS]
+                    .map(Some)
+                    .contains(&error.raw_os_error())
+            {
+                tracing::debug!(%error, "the kernel makes no huge pages");
+                break;
             }
+            tokio::time::sleep(taken * PAUSE).await;
         }
     }
 }
@@ -77,28 +83,29 @@ impl Sizes {
     }
 }
 
-/// Ranges of huge pages that are filled but for a few pages; none of a small process.
-fn filled_memory(sizes: Sizes) -> io::Result<Vec<Range<usize>>> {
+/// Where huge pages begin that are filled but for a few pages; none of a small process.
+fn filled_memory(sizes: Sizes) -> io::Result<Vec<usize>> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
-    let pagemap = File::open("/proc/self/pagemap")?;
+    let pagemap = File::open(PAGEMAP)?;
     let mut filled = Vec::new();
     for start in heap(&maps).into_iter().flat_map(|range| huge_pages_in(range, sizes.huge)) {
-        if present(&pagemap, start, sizes)? >= sizes.huge / sizes.page * (MISSING - 1) / MISSING {
+        if is_filled(&pagemap, start, sizes)? {
             filled.push(start);
         }
     }
     let bytes = u64::try_from(filled.len() * sizes.huge).unwrap_or(u64::MAX);
-    Ok(if bytes < SMALLEST { Vec::new() } else { joined(&filled, sizes.huge) })
+    Ok(if bytes < SMALLEST { Vec::new() } else { filled })
 }
 
-/// How many pages of a huge page are in memory, by `/proc/PID/pagemap`.
-fn present(pagemap: &File, start: usize, sizes: Sizes) -> io::Result<usize> {
+/// Whether all but a few pages of a huge page are in memory, by `/proc/PID/pagemap`.
+fn is_filled(pagemap: &File, start: usize, sizes: Sizes) -> io::Result<bool> {
     let mut entries = vec![0; sizes.huge / sizes.page * ENTRY];
     let at = u64::try_from(start / sizes.page * ENTRY).unwrap_or(u64::MAX);
     pagemap.read_exact_at(&mut entries, at)?;
     let (entries, _) = entries.as_chunks::<ENTRY>();
     let is_present = |entry: &&[u8; ENTRY]| u64::from_ne_bytes(**entry) & PRESENT != 0;
-    Ok(entries.iter().filter(is_present).count())
+    let present = entries.iter().filter(is_present).count();
+    Ok(present >= entries.len() * (MISSING - 1) / MISSING)
 }
 
 /// Where a process has memory of its own, by `/proc/PID/maps`: written to, and of no file.
@@ -120,22 +127,17 @@ fn huge_pages_in(range: Range<usize>, huge: usize) -> impl Iterator<Item = usize
     (first..range.end).step_by(huge).filter(move |start| range.end - start >= huge)
 }
 
-/// Huge pages that lie side by side as ranges, of a few each.
-fn joined(starts: &[usize], huge: usize) -> Vec<Range<usize>> {
-    let side_by_side = starts.chunk_by(|one, next| one + huge == *next);
-    side_by_side
-        .flat_map(|starts| starts.chunks(AT_A_TIME))
-        .map(|starts| starts[0]..starts[0] + starts.len() * huge)
-        .collect()
-}
-
-/// Moves what is in a range into huge pages; pages that are missing become pages of zeros.
-fn collapse(range: Range<usize>) -> Result<(), Errno> {
-    let start = std::ptr::with_exposed_provenance_mut(range.start);
-    // SAFETY: it changes where pages lie and not what is in them. If the range is no longer mapped, or
+/// Moves what is there into a huge page, unless it was given back meanwhile; pages that are missing become
+/// pages of zeros. Of what is in a huge page already, the kernel finds out in a moment.
+fn collapse(start: usize, sizes: Sizes) -> io::Result<()> {
+    if !is_filled(&File::open(PAGEMAP)?, start, sizes)? {
+        return Ok(());
+    }
+    let start = std::ptr::with_exposed_provenance_mut(start);
+    // SAFETY: it changes where pages lie and not what is in them. If this memory is no longer mapped, or
     // is mapped anew, it is refused or does the same to what is there now.
-    let answer = unsafe { libc::madvise(start, range.len(), libc::MADV_COLLAPSE) };
-    Errno::result(answer).map(drop)
+    let answer = unsafe { libc::madvise(start, sizes.huge, libc::MADV_COLLAPSE) };
+    Ok(Errno::result(answer).map(drop)?)
 }
 
 #[cfg(test)]
@@ -169,13 +171,6 @@ mod tests {
         assert!(starts(5..5).is_empty());
     }
 
-    #[test]
-    fn neighbours_are_taken_together_a_few_at_a_time() {
-        let starts: Vec<usize> = [0, 1, 2, 3, 4, 9].map(|n| n * HUGE).into();
-        let ranges = joined(&starts, HUGE);
-        assert_eq!(ranges, [0..4 * HUGE, 4 * HUGE..5 * HUGE, 9 * HUGE..10 * HUGE]);
-    }
-
     /// How many bytes of this process are in huge pages, as the kernel says.
     fn in_huge_pages() -> usize {
         let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
@@ -190,12 +185,14 @@ mod tests {
         let memory: Vec<u8> = (0..4 * sizes.huge).map(number).collect();
         let start = memory.as_ptr().expose_provenance();
         let whole: Vec<usize> = huge_pages_in(start..start + memory.len(), sizes.huge).collect();
-        let moved = joined(&whole, sizes.huge).into_iter().try_for_each(collapse);
+        let moved = whole.iter().try_for_each(|start| collapse(*start, sizes));
         match moved {
             Ok(()) => assert!(in_huge_pages() >= whole.len() * sizes.huge),
             // An old kernel, or no room in one piece.
             Err(error) => assert!(
-                matches!(error, Errno::EINVAL | Errno::EAGAIN | Errno::ENOMEM | Errno::EBUSY),
+                [libc::EINVAL, libc::EAGAIN, libc::ENOMEM, libc::EBUSY]
+                    .map(Some)
+                    .contains(&error.raw_os_error()),
                 "{error}"
             ),
         }
@@ -210,8 +207,9 @@ mod tests {
         let memory = vec![1_u8; large];
         let start = memory.as_ptr().expose_provenance();
         let filled = filled_memory(sizes).unwrap();
-        let of_memory =
-            filled.iter().filter(|range| range.start >= start && range.end <= start + memory.len());
-        assert!(of_memory.map(ExactSizeIterator::len).sum::<usize>() >= large - 2 * sizes.huge);
+        let of_memory = filled
+            .iter()
+            .filter(|page| **page >= start && **page + sizes.huge <= start + memory.len());
+        assert!(of_memory.count() * sizes.huge >= large - 2 * sizes.huge);
     }
 }
