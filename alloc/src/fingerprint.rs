@@ -72,45 +72,35 @@ impl Outcome {
     }
 
     fn by_sums(&self) -> u64 {
-        let placed = |(place, slot): (u64, u32)| mix(place.wrapping_mul(PLACE), self.id(slot));
+        let ids = self.snapshot.ids();
+        let placed =
+            |(place, slot): (u64, &u32)| mix(place.wrapping_mul(PLACE), ids[*slot as usize]);
         let mut hash = 0;
         let mut last: Option<(&Arc<Remaining>, u64)> = None;
         for step in &self.steps {
             hash = mix_text(hash, step.title());
             let now = &step.remaining;
             if !last.is_some_and(|(last, _)| Arc::ptr_eq(last, now)) {
-                let ids = self.sum_of_ids(last, now.set());
+                let all = sum_of_ids(&ids, last, now.set());
                 let sum = if keeps_order(step) {
-                    ids
+                    all
                 } else {
-                    (1..).zip(now.iter()).map(placed).fold(0, u64::wrapping_add)
+                    (1..).zip(now.list().iter()).map(placed).fold(0, u64::wrapping_add)
                 };
                 hash = mix(mix(hash, now.len() as u64), sum);
-                last = Some((now, ids));
+                last = Some((now, all));
             }
             hash = match &step.reasons {
                 Reasons::Scored(scored) => mix_scoring(mix(hash, 4), scored),
-                reasons => self.mix_reasons(hash, reasons),
+                reasons => self.mix_reasons(hash, reasons, |slot| ids[slot as usize]),
             };
         }
-        let scored = |(slot, score): (&u32, &f64)| mix(score.to_bits(), self.id(*slot));
+        let scored = |(slot, score): (&u32, &f64)| mix(score.to_bits(), ids[*slot as usize]);
         let scores = last.map(|(left, _)| {
             let list = left.list();
             list.iter().zip(self.scores.of(list).iter()).map(scored).fold(0, u64::wrapping_add)
         });
         self.mix_server(mix(hash, scores.unwrap_or(0)))
-    }
-
-    /// The sum of the servers' ids. Most steps leave nearly all servers of the one before, of which
-    /// it is known.
-    fn sum_of_ids(&self, known: Option<(&Arc<Remaining>, u64)>, now: &SlotSet) -> u64 {
-        let sum = |word: usize, bits: u64| {
-            slots_of(word, bits).map(|slot| self.id(slot)).fold(0, u64::wrapping_add)
-        };
-        (0..now.words()).fold(known.map_or(0, |(_, ids)| ids), |ids, word| {
-            let (was, is) = (known.map_or(0, |(left, _)| left.set().word(word)), now.word(word));
-            ids.wrapping_add(sum(word, is & !was)).wrapping_sub(sum(word, was & !is))
-        })
     }
 
     fn one_by_one(&self) -> u64 {
@@ -126,7 +116,7 @@ impl Outcome {
                 hash = self.mix_slots(hash, now.len(), now.iter());
                 last = Some(now);
             }
-            hash = self.mix_reasons(hash, &step.reasons);
+            hash = self.mix_reasons(hash, &step.reasons, |slot| self.id(slot));
         }
         self.mix_server(hash)
     }
@@ -169,7 +159,7 @@ impl Outcome {
         slots().filter_map(|slot| scored.zones_of(slot)).fold(hash, |hash, n| mix(hash, n.into()))
     }
 
-    fn mix_reasons(&self, hash: u64, reasons: &Reasons) -> u64 {
+    fn mix_reasons(&self, hash: u64, reasons: &Reasons, id: impl Fn(u32) -> u64) -> u64 {
         match reasons {
             Reasons::None => mix(hash, 1),
             Reasons::Skip(text) => mix_text(mix(hash, 2), text),
@@ -178,12 +168,24 @@ impl Outcome {
             Reasons::Each { each, shared, all, .. } => {
                 let mut hash = shared.iter().chain(all).fold(mix(hash, 5), |h, t| mix_text(h, t));
                 for (slot, reason) in each {
-                    hash = mix_reason(mix(hash, self.id(*slot)), reason);
+                    hash = mix_reason(mix(hash, id(*slot)), reason);
                 }
                 hash
             }
         }
     }
+}
+
+/// The sum of the servers' ids. Most steps leave nearly all servers of the one before, of which it is
+/// known.
+fn sum_of_ids(ids: &[u64], known: Option<(&Arc<Remaining>, u64)>, now: &SlotSet) -> u64 {
+    let sum = |word: usize, bits: u64| {
+        slots_of(word, bits).map(|slot| ids[slot as usize]).fold(0, u64::wrapping_add)
+    };
+    (0..now.words()).fold(known.map_or(0, |(_, sum)| sum), |all, word| {
+        let (was, is) = (known.map_or(0, |(left, _)| left.set().word(word)), now.word(word));
+        all.wrapping_add(sum(word, is & !was)).wrapping_sub(sum(word, was & !is))
+    })
 }
 
 /// Whether the servers that a step leaves are in the order in which it found them.

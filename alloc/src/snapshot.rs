@@ -214,6 +214,13 @@ impl Snapshot {
         chunk.id[i]
     }
 
+    /// [`Snapshot::id`] by slot, in one piece: for looks at most servers in any order.
+    pub(crate) fn ids(&self) -> Vec<u64> {
+        let mut ids = Vec::with_capacity(self.capacity());
+        self.chunks.iter().for_each(|chunk| ids.extend_from_slice(&chunk.id));
+        ids
+    }
+
     /// The slots in use, in order.
     pub(crate) fn slots(&self) -> impl Iterator<Item = u32> {
         (0..self.words()).flat_map(|word| slots_of(word, self.flagged(word, flag::USED)))
