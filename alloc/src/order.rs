@@ -112,7 +112,7 @@ impl Order {
     }
 
     /// The distinct values, the least first.
-    pub(crate) fn values(&self) -> impl Iterator<Item = f64> {
+    fn values(&self) -> impl Iterator<Item = f64> {
         let parts = self.parts.iter().zip(self.goes_on());
         parts.flat_map(|(part, goes_on)| part.values[usize::from(goes_on)..].iter().copied())
     }
@@ -127,35 +127,59 @@ impl Order {
     /// For each of these servers, its place once they are sorted; equal ones keep their order, and
     /// those without a value come last. The set has the same servers.
     pub(crate) fn ranks(&self, slots: &[u32], set: &SlotSet, most_first: bool) -> Vec<u32> {
+        let slots = slots.iter().copied();
         // Lists are in any order, so each look is a wait for the memory unless all levels are in the
         // processor's second cache.
         if Levels::<u16>::fit(self) {
-            Levels::<u16>::of(self, set).ranks(slots, most_first)
+            slots.map(Levels::<u16>::ranks(self, set, most_first)).collect()
         } else {
-            Levels::<u32>::of(self, set).ranks(slots, most_first)
+            slots.map(Levels::<u32>::ranks(self, set, most_first)).collect()
         }
     }
 
-    /// What follows from the value of each of these servers, or from NaN if it has none. The set has the
-    /// same servers.
-    pub(crate) fn map(&self, slots: &[u32], set: &SlotSet, f: impl Fn(f64) -> f64) -> Vec<f64> {
-        let by_level: Vec<f64> = self.values().chain([f64::NAN]).map(f).collect();
-        let change = |level: u32| by_level[level as usize];
+    /// Servers and what stands for each: the latter, at the place that [`Order::ranks`] says. The set has
+    /// the same servers.
+    pub(crate) fn sorted(
+        &self,
+        items: impl Iterator<Item = (u32, u32)>,
+        set: &SlotSet,
+        most_first: bool,
+    ) -> Vec<u32> {
         if Levels::<u16>::fit(self) {
-            Levels::<u16>::of(self, set).each(slots, change).collect()
+            by_rank(items, set.len(), Levels::<u16>::ranks(self, set, most_first))
         } else {
-            Levels::<u32>::of(self, set).each(slots, change).collect()
+            by_rank(items, set.len(), Levels::<u32>::ranks(self, set, most_first))
+        }
+    }
+
+    /// What follows from the value of each of these servers, or from NaN if it has none; all are in slots
+    /// below `capacity`.
+    pub(crate) fn map(&self, slots: &[u32], capacity: usize, f: impl Fn(f64) -> f64) -> Vec<f64> {
+        let by_level: Vec<f64> = self.values().chain([f64::NAN]).map(f).collect();
+        let slots = slots.iter().copied();
+        if Levels::<u16>::fit(self) {
+            let levels = Levels::<u16>::of(self, capacity, |_, _| ());
+            slots.map(|slot| by_level[levels.level(slot)]).collect()
+        } else {
+            let levels = Levels::<u32>::of(self, capacity, |_, _| ());
+            slots.map(|slot| by_level[levels.level(slot)]).collect()
         }
     }
 }
 
-/// The levels of servers: how many distinct values are less than a server's. Those without a value come
-/// after all others.
-struct Levels<N> {
-    by_slot: Vec<N>,
-    /// By level: how many servers of the set have a lower one; then, how many have a value.
-    starts: Vec<u32>,
+fn by_rank(
+    items: impl Iterator<Item = (u32, u32)>,
+    len: usize,
+    mut rank: impl FnMut(u32) -> u32,
+) -> Vec<u32> {
+    let mut sorted = vec![0; len];
+    items.for_each(|(slot, item)| sorted[rank(slot) as usize] = item);
+    sorted
 }
+
+/// By slot: how many distinct values are less than the server's. Those without a value come after all
+/// others.
+struct Levels<N>(Vec<N>);
 
 impl<N> Levels<N>
 where
@@ -166,45 +190,49 @@ where
         N::try_from(number(order.values().count())).is_ok()
     }
 
-    fn of(order: &Order, set: &SlotSet) -> Self {
+    /// Of all servers, in slots below `capacity`; `note` is told the level and the slot of each, the least
+    /// level first.
+    fn of(order: &Order, capacity: usize, mut note: impl FnMut(usize, u32)) -> Self {
         let narrow = |level: u32| N::try_from(level).expect("there are few enough");
-        let values = number(order.values().count());
-        let mut by_slot = vec![narrow(values); set.capacity()];
-        let mut starts = vec![0; values as usize + 1];
-        let (mut end, mut count) = (0, 0);
+        let mut by_slot = vec![narrow(number(order.values().count())); capacity];
+        let mut end = 0;
         for (part, goes_on) in order.parts.iter().zip(order.goes_on()) {
             let first = end - u32::from(goes_on);
             end = first + number(part.values.len());
-            let (first, after) = (narrow(first), &mut starts[first as usize + 1..]);
-            // Without a branch, which a processor would have to guess.
+            let (start, first) = (first as usize, narrow(first));
             for (slot, level) in part.slots.iter().zip(&part.levels) {
                 by_slot[*slot as usize] = first + N::from(*level);
-                count += u32::from(set.has(*slot));
-                after[usize::from(*level)] = count;
+                note(start + usize::from(*level), *slot);
             }
         }
-        Self { by_slot, starts }
+        Self(by_slot)
     }
 
-    fn each<T>(&self, slots: &[u32], f: impl FnMut(u32) -> T) -> impl Iterator<Item = T> {
-        slots.iter().map(|slot| self.by_slot[*slot as usize].into()).map(f)
+    fn level(&self, slot: u32) -> usize {
+        self.0[slot as usize].into() as usize
     }
 
-    fn ranks(mut self, slots: &[u32], most_first: bool) -> Vec<u32> {
-        let mut next = std::mem::take(&mut self.starts);
-        let values = next.len() - 1;
+    /// The ranks of the set's servers, each asked for once, in their order.
+    fn ranks(order: &Order, set: &SlotSet, most_first: bool) -> impl FnMut(u32) -> u32 {
+        // By level: how many servers of the set have a lower one; then, how many have a value.
+        let mut next = vec![0; order.values().count() + 1];
+        let (mut count, after) = (0, &mut next[1..]);
+        let levels = Self::of(order, set.capacity(), |level, slot| {
+            // Without a branch, which a processor would have to guess.
+            count += u32::from(set.has(slot));
+            after[level] = count;
+        });
         if most_first {
-            let known = next[values];
+            let values = next.len() - 1;
             for level in 0..values {
-                next[level] = known - next[level + 1];
+                next[level] = count - next[level + 1];
             }
         }
-        let rank = |level: u32| {
-            let next = &mut next[level as usize];
+        move |slot| {
+            let next = &mut next[levels.level(slot)];
             *next += 1;
             *next - 1
-        };
-        self.each(slots, rank).collect()
+        }
     }
 }
 

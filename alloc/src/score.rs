@@ -51,7 +51,7 @@ pub(crate) fn normalize(run: &mut Run<'_>, key: SortKey, weight: f64) -> Reasons
     let changes = match run.order(key) {
         Some(order) => {
             let set = run.remaining().set();
-            order.map(&list, set, stretch(order.span(set), weight))
+            order.map(&list, set.capacity(), stretch(order.span(set), weight))
         }
         None => {
             let value = |slot: &u32| run.value(*slot, key);

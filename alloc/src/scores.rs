@@ -53,7 +53,9 @@ impl Scores {
     pub(crate) fn of_mut(&mut self, list: &Arc<Vec<u32>>) -> &mut [f64] {
         if !Arc::ptr_eq(list, &self.list) {
             if self.list.is_empty() && self.others.is_empty() {
-                self.listed = vec![0.0; list.len()];
+                // Not memory that the kernel zeroes: reading it would map pages that adding maps again.
+                self.listed.clear();
+                self.listed.extend(list.iter().map(|_| 0.0));
             } else {
                 self.listed = self.of(list).into_owned();
                 self.by_slot();

@@ -31,31 +31,27 @@ impl Run<'_> {
         }
     }
 
-    /// For each of these servers, its place once they are sorted; equal ones keep their order, and
-    /// those without a value come last. The set has the same servers.
-    fn ranks_of(&self, slots: &[u32], set: &SlotSet, key: SortKey, most_first: bool) -> Vec<u32> {
+    /// By place in the list: the server's place once the list is sorted; equal ones keep their order, and
+    /// those without a value come last.
+    pub(crate) fn ranked(&self, key: SortKey, most_first: bool) -> Vec<u32> {
+        let list = self.list();
         if let Some(order) = self.order(key) {
-            return order.ranks(slots, set, most_first);
+            return order.ranks(list, self.remaining().set(), most_first);
         }
-        let value = |slot: &u32| {
-            let value = self.value(*slot, key);
-            if most_first { -value } else { value }
-        };
-        let mut ranks = vec![0; slots.len()];
-        for (rank, place) in (0..).zip(places_by(slots, value)) {
+        let mut ranks = vec![0; list.len()];
+        for (rank, place) in (0..).zip(places_by(list, self.sort_value(key, most_first))) {
             ranks[place] = rank;
         }
         ranks
     }
 
-    /// By place in the list: the server's place once the list is sorted.
-    pub(crate) fn ranked(&self, key: SortKey, most_first: bool) -> Vec<u32> {
-        self.ranks_of(self.list(), self.remaining().set(), key, most_first)
-    }
-
     /// The list, sorted.
     pub(crate) fn sorted(&self, key: SortKey, most_first: bool) -> Vec<u32> {
-        in_order(self.list(), &self.ranked(key, most_first))
+        let (list, set) = (self.list(), self.remaining().set());
+        match self.order(key) {
+            Some(order) => order.sorted(list.iter().map(|slot| (*slot, *slot)), set, most_first),
+            None => self.compared(list, |slot| slot, key, most_first),
+        }
     }
 
     /// Some of the list's places, sorted. The set has their servers.
@@ -67,8 +63,34 @@ impl Run<'_> {
         most_first: bool,
     ) -> Vec<u32> {
         let list = self.list();
-        let slots: Vec<u32> = places.iter().map(|place| list[*place as usize]).collect();
-        in_order(places, &self.ranks_of(&slots, set, key, most_first))
+        let slot_of = |place: u32| list[place as usize];
+        match self.order(key) {
+            Some(order) => {
+                let places = places.iter().map(|place| (slot_of(*place), *place));
+                order.sorted(places, set, most_first)
+            }
+            None => self.compared(places, slot_of, key, most_first),
+        }
+    }
+
+    /// Items in the order of their servers, whose values are compared.
+    fn compared(
+        &self,
+        items: &[u32],
+        slot_of: impl Fn(u32) -> u32,
+        key: SortKey,
+        most_first: bool,
+    ) -> Vec<u32> {
+        let value = self.sort_value(key, most_first);
+        places_by(items, |item| value(&slot_of(*item))).map(|place| items[place]).collect()
+    }
+
+    /// What a server is compared by.
+    fn sort_value(&self, key: SortKey, most_first: bool) -> impl Fn(&u32) -> f64 {
+        move |slot| {
+            let value = self.value(*slot, key);
+            if most_first { -value } else { value }
+        }
     }
 
     /// The list in ascending order of a number; stable.
@@ -76,15 +98,6 @@ impl Run<'_> {
         let list = self.list();
         places_by(list, |slot| key(self, *slot)).map(|place| list[place]).collect()
     }
-}
-
-/// Each item at its rank.
-fn in_order(items: &[u32], ranks: &[u32]) -> Vec<u32> {
-    let mut sorted = vec![0; items.len()];
-    for (item, rank) in items.iter().zip(ranks) {
-        sorted[*rank as usize] = *item;
-    }
-    sorted
 }
 
 /// The places of items in ascending order of a number; stable. What is no number comes last: the

@@ -21,7 +21,8 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let kept_back = kept_back(run.remaining().len());
     if kept_back > 0 {
         // The order stays, too.
-        let rest = run.sorted(SortKey::Ram, true).split_off(kept_back);
+        let mut rest = run.sorted(SortKey::Ram, true);
+        rest.drain(..kept_back);
         run.leave(rest);
     }
     Reasons::None

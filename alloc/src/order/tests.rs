@@ -42,6 +42,8 @@ fn ranks_are_places(order: &Order, values: &[f64], list: &[u32]) {
         let ranks = order.ranks(list, &set, most_first);
         let places = places_by(list, |slot| key(*slot));
         assert!(places.map(|place| ranks[place]).eq((0..).take(list.len())), "{most_first}");
+        let sorted = order.sorted(list.iter().map(|slot| (*slot, slot + 1)), &set, most_first);
+        assert!(places_by(list, |slot| key(*slot)).map(|place| list[place] + 1).eq(sorted));
     }
     let some = || list.iter().map(|slot| values[*slot as usize]).filter(|value| !value.is_nan());
     let span = some().reduce(f64::min).zip(some().reduce(f64::max));
