@@ -136,8 +136,9 @@ helper() { # helper NAME: the command `cargo NAME`
     cargo "$1" --version >/dev/null 2>&1 && return
     say "building cargo-$1 (a few minutes, once)"
     # In the crate's own folder settings of this workspace would apply. Optimized it would take more than
-    # twice as long to build, and run a few seconds less.
-    (cd / && cargo install -q --locked --debug "cargo-$1" >&2) || die "cargo-$1 could not be installed"
+    # twice as long to build, and run a few seconds less; nobody debugs it.
+    (cd / && CARGO_PROFILE_DEV_DEBUG=0 cargo install -q --locked --debug "cargo-$1" >&2) ||
+        die "cargo-$1 could not be installed"
 }
 [ "$purpose" = demo ] || helper nextest
 [ "$purpose" != ci ] || helper deny
